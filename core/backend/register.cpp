@@ -1,5 +1,9 @@
 // Every backend of this build, by name: a kernel family that is not called here does not exist.
 #include "core/backend/cpu/register.h"
+#if TESSERA_HAVE_CUDA
+#include "core/backend/cuda/ops/register.h"
+#endif
+
 
 namespace tessera {
 
@@ -21,6 +25,19 @@ void register_kernels(KernelTable& table) {
   cpu::register_attention(table);
   cpu::register_random(table);
   cpu::register_update(table);
+#if TESSERA_HAVE_CUDA
+  cuda::register_pointwise(table);
+  cuda::register_create(table);
+  cuda::register_join(table);
+  cuda::register_reduce(table);
+  cuda::register_rows(table);
+  cuda::register_indexing(table);
+  cuda::register_order(table);
+  cuda::register_contract(table);
+  cuda::register_random(table);
+  cuda::register_update(table);
+  cuda::register_attention(table);
+#endif
 }
 
 }  // namespace tessera

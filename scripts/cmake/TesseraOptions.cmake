@@ -144,7 +144,7 @@ function(tessera_library name)
   set(headers ${TESSERA_INSTALLED_HEADERS})
   list(FILTER headers INCLUDE REGEX "^(${sources})(/|$)")
   list(TRANSFORM headers PREPEND ${PROJECT_SOURCE_DIR}/)
-  list(FILTER files EXCLUDE REGEX "/kernels/")
+  list(FILTER files EXCLUDE REGEX "/(cpu|collectives)/kernels/")
   if(A_EXCLUDE)
     list(FILTER files EXCLUDE REGEX ${A_EXCLUDE})
     list(FILTER headers EXCLUDE REGEX ${A_EXCLUDE})
@@ -222,17 +222,23 @@ function(tessera_isa_kernels name dir)
   set(TESSERA_KERNEL_OBJECTS ${TESSERA_KERNEL_OBJECTS} ${objects} PARENT_SCOPE)  # the tests look at their symbols
 endfunction()
 
-# tessera_embed_texts(name files... INCLUDED files...): compiles the text of the first into tessera_`name`, as kEmbedded of
-# compile/codegen/functors.h. They include the others, whose texts are put in place of the directives.
+# tessera_embed_texts(name HEADER header ARRAY namespace type array count FILES files... INCLUDED files...): compiles paths and
+# texts of the first files into tessera_`name`, as an array that the header declares. They include the others, whose texts are
+# put in place of the directives.
 function(tessera_embed_texts name)
-  cmake_parse_arguments(A "" "" "INCLUDED" ${ARGN})
-  list(JOIN A_UNPARSED_ARGUMENTS "|" files)
-  list(TRANSFORM A_UNPARSED_ARGUMENTS PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE paths)
+  cmake_parse_arguments(A "" "HEADER" "ARRAY;FILES;INCLUDED" ${ARGN})
+  list(JOIN A_FILES "|" files)
+  list(TRANSFORM A_FILES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE paths)
   list(TRANSFORM A_INCLUDED PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE included)
+  list(GET A_ARRAY 0 namespace)
+  list(GET A_ARRAY 1 type)
+  list(GET A_ARRAY 2 array)
+  list(GET A_ARRAY 3 count)
   set(output ${CMAKE_CURRENT_BINARY_DIR}/embedded/${name}_texts.cpp)
   set(script ${PROJECT_SOURCE_DIR}/scripts/cmake/embed_texts.cmake)
   add_custom_command(OUTPUT ${output} DEPENDS ${paths} ${included} ${script} VERBATIM
-    COMMAND ${CMAKE_COMMAND} -DROOT=${PROJECT_SOURCE_DIR} -DOUTPUT=${output} "-DFILES=${files}" -P ${script})
+    COMMAND ${CMAKE_COMMAND} -DROOT=${PROJECT_SOURCE_DIR} -DOUTPUT=${output} -DHEADER=${A_HEADER} -DNAMESPACE=${namespace}
+      -DTYPE=${type} -DNAME=${array} -DCOUNT=${count} "-DINCLUDES=${A_INCLUDED}" "-DFILES=${files}" -P ${script})
   target_sources(tessera_${name} PRIVATE ${output})
   target_include_directories(tessera_${name} PRIVATE ${PROJECT_SOURCE_DIR})
 endfunction()

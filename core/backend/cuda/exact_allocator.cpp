@@ -1,0 +1,64 @@
+#include "core/backend/cuda/exact_allocator.h"
+
+#include <algorithm>
+
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/library.h"
+#include "core/backend/cuda/stream.h"
+#include "core/base/error.h"
+
+namespace tessera::cuda {
+
+void* ExactAllocator::allocate(size_t bytes) {
+  const Stream stream = compute_stream(device_);
+  CurrentDevice current(device_);
+  std::lock_guard lock(mutex_);
+  DevicePtr at = 0;
+  Result r = Result::kOutOfMemory;
+  if (!limit_ || size_t(ledger_.live_bytes()) + bytes <= limit_) {
+    ++calls_;
+    r = driver().memory_allocate.result(&at, std::max(bytes, size_t(1)));  // 0 bytes are refused
+  }
+  if (r == Result::kOutOfMemory) raise_out_of_memory({device_, bytes, 0, 0, limit_}, ledger_);
+  if (r != Result::kSuccess) raise(r, driver().memory_allocate.symbol());
+  auto* p = reinterpret_cast<void*>(at);
+  blocks_[p] = {handle_of(stream), MemoryLabel::current(), bytes};
+  ledger_.add(MemoryLabel::current(), bytes);
+  return p;
+}
+
+void ExactAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {
+  Block block{};
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(p);
+    TESSERA_ASSERT(found != blocks_.end() && found->second.bytes == bytes,
+                   "cuda: {} bytes at {} are freed twice, or with another size", bytes, p);
+    block = found->second;
+    blocks_.erase(found);
+    ledger_.remove(block.label, bytes);
+    ++calls_;
+  }
+  for (const Ref<Event>& e : pending) {
+    try {
+      e->wait();
+    } catch (const Error&) {  // reported where the result is used
+    }
+  }
+  CurrentDevice current(device_);
+  // Called by destructors: what failed on the stream is thrown by whoever reads its results.
+  driver().stream_synchronize.result(block.home);
+  driver().memory_free.result(reinterpret_cast<DevicePtr>(p));
+}
+
+MemoryStats ExactAllocator::stats() const {
+  std::lock_guard lock(mutex_);
+  return {ledger_.live_bytes(), ledger_.peak_bytes(), ledger_.live_bytes(), calls_};
+}
+
+void ExactAllocator::reset_peak() {
+  std::lock_guard lock(mutex_);
+  ledger_.reset_peak();
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,284 @@
+// What the host passes to every kernel family: plain structs by value, one definition for both
+// sides, because the composer prints this text in front of kernels. Includes nothing. Invariant:
+// members have the same size and place under g++ and NVRTC (no long double, no bit fields).
+#pragma once
+
+namespace tessera::cuda {
+
+inline constexpr int kWalkDims = 8;      // as kMaxDims of core/tensor
+inline constexpr int kWalkOperands = 4;  // result and up to three operands
+
+/// Division by a number that the host knows: n / divisor for every n below 2^31, by one product
+/// (Granlund, Montgomery 1994, "Division by invariant integers using multiplication").
+struct Divisor {
+  unsigned divisor, multiplier, shift;
+};
+
+/// An operand that is one number lies in `value` (bits of the compute type: f32, f64 or i64) where
+/// `data` is null, and at `data` with strides of 0 where a kernel has to read it.
+struct Operand {
+  const void* data;
+  unsigned long long value;
+};
+
+/// `count` positions of a nest of `ndim` loops, the innermost first; operand 0 is the result.
+/// Strides are in elements. `count` is below 2^31, and so is every offset.
+struct Walk {
+  unsigned count;
+  int ndim;
+  Divisor extent[kWalkDims];
+  int stride[kWalkOperands][kWalkDims];
+};
+
+/// Where kernels report an operand that they refuse: zero, or the complement of the first bad
+/// position, which is the largest of those that threads wrote. The host reads it beside a value.
+using Report = unsigned long long;
+
+// ---- pointwise.cu ----
+
+/// Operands are those of the op, in order; the walk's operand 0 is the result. `report` is read by
+/// ops that refuse operands only (integer division by zero).
+struct PointwiseCall {
+  void* out;
+  Operand in[3];
+  Report* report;
+  Walk walk;
+};
+
+// ---- arange.cu ----
+
+/// begin + step i where `real`, else first + each i.
+struct ArangeCall {
+  void* out;
+  double begin, step;
+  long first, each;
+  unsigned count;
+  int real;
+};
+
+// ---- reduce.cu, extreme.cu ----
+
+/// x [outer, n, inner], dense, in pieces of `piece` along n: out [outer, pieces, inner]. `packs`:
+/// rows and pieces begin at multiples of 16 bytes.
+struct ReduceCall {
+  const void* in;
+  void* out;
+  unsigned outer, n, inner, pieces, piece;
+  int packs;
+};
+
+// ---- rows.cu ----
+
+/// Rows of n elements, dense. For softmax_grad and log_softmax_grad `in` is y and `other` is g; for
+/// norm_grad they are x and g, for the others `other` is unused. `weight` and `bias` [n] may be
+/// null. mean and rstd [rows] are of the type that rows are computed in where norms write them, and
+/// are read by norm_grad; mean is null for rms-norms. norm_sums writes sums over `piece` rows each
+/// to dw and db [pieces, n], of which either may be null.
+struct RowsCall {
+  const void *in, *other, *weight, *bias;
+  void *out, *mean, *rstd, *dw, *db;
+  double eps;
+  unsigned rows, n, pieces, piece;
+  int packs;
+};
+
+// ---- losses.cu ----
+
+/// Rows of n logits `in`, dense, and a class each. terms [rows] and scale (one element) are of the
+/// compute type; `grad` [rows, n] may be null; loss is one element. Rows whose target is `ignored`
+/// count as 0; other targets outside of [0, n) are reported.
+struct LossCall {
+  const void* in;
+  const long* targets;
+  void *terms, *scale, *grad, *loss;
+  Report* report;
+  long ignored;
+  unsigned rows, n;
+  int packs, mean;
+};
+
+// ---- indexing.cu, segments.cu, sort.cu ----
+
+/// `count` elements of [outer, n, inner], which the index spans; x is [outer, rows, inner]. An
+/// index that is a `vector` has n values `index_stride` apart. Values lie in [0, extent), those in
+/// [begin, begin + rows) here. `wrap` reads count values and writes them to `out`.
+struct IndexCall {
+  const void *in, *index;
+  void *out, *winner;
+  Report* report;
+  long index_stride, begin, rows, extent;
+  Divisor inner, n;
+  unsigned count;
+  int vector;
+};
+
+/// `segments`: count is outer * n * inner, keys and order [n] are the sorted index. `lines`: count
+/// is outer * inner, keys [outer, n, inner] the index as it is. Keys equal to `ignored` count for
+/// nothing.
+struct SegmentCall {
+  const void* in;
+  void* out;
+  const long* keys;
+  const int* order;
+  Report* report;
+  long begin, rows, extent, ignored;
+  Divisor inner, n;
+  unsigned count;
+};
+
+/// Lines of n elements, [outer, n, inner]; n is below 2^31 - 1,024. keys are of the compute type.
+struct SortCall {
+  const void* in;
+  void* keys;
+  int* places;
+  void* to_keys;
+  int* to_places;
+  void* values;
+  long* positions;
+  unsigned outer, n, inner, runs, run, kept, count;
+  int right;
+};
+
+// ---- random.cu, dropout.cu ----
+
+/// `place` walks over the elements that are here with the strides of the whole tensor; `first` is
+/// the whole tensor's index of the first. `key` [2] and `samples` lie on the device.
+struct RandomCall {
+  const long* key;
+  const long* samples;
+  const void* in;
+  void* out;
+  long first, low;
+  unsigned long long range;
+  double scale;
+  unsigned threshold, total;
+  Walk place;
+};
+
+// ---- update.cu ----
+
+/// A piece of one parameter: `count` elements from `begin`. Tables of pieces and of pointers lie on
+/// the device; parameter i of list l is lists[l * tensors + i].
+struct UpdatePiece {
+  int tensor;
+  unsigned count;
+  long begin;
+};
+/// lr, step and scale are f64 numbers on the device. Lists: adam: p, g, m, v, p2, m2, v2; sgd: p,
+/// g, b, p2, b2, where b and b2 are left out without momentum. Norms: x only.
+struct UpdateCall {
+  const UpdatePiece* pieces;
+  void* const* lists;
+  const double *lr, *step, *scale;
+  double beta1, beta2, eps, weight_decay, momentum, dampening;
+  int tensors, decoupled, if_finite, nesterov, first;
+};
+/// row_squares: rows of `each` elements of x to squares [rows]. tree_sums: out[i] = the sum of
+/// values[begin[i], begin[i + 1]) in a balanced tree; norm: out[0] = sqrt of the tree sum of
+/// values[0, n).
+struct NormCall {
+  const void* in;
+  double *values, *out;
+  const long* begin;
+  long rows, each;
+  int n;
+};
+
+// ---- matmul.cu ----
+
+/// Strides in elements of a matrix of the batch.
+struct MatmulOperand {
+  long row, column;
+};
+/// C [m, n] = A [m, k] B [k, n] for every position of `batch`, whose operands are C, A and B; added
+/// to C where `accumulate`. `packs`: bit 0, rows of A are dense along k and begin at multiples of
+/// 16 bytes, k and strides are multiples of 8; bit 1, so are columns of B.
+struct MatmulCall {
+  const void *a, *b;
+  void* c;
+  MatmulOperand result, left, right;
+  int m, n, k, accumulate, packs;
+  Walk batch;
+};
+
+// ---- attention.cu ----
+
+/// [batch, heads, positions, width] by strides in elements; elements of a row are neighbours.
+struct AttentionOperand {
+  void* data;
+  long batch, head, row;
+};
+/// Forward reads q, k and v and writes out and lse; `delta` reads g and out; `queries` and `keys`
+/// read q, k, v, g, lse and delta. lse and delta are [batch, heads, queries], dense, of the compute
+/// type.
+struct AttentionCall {
+  AttentionOperand q, k, v, out, g, dq, dk, dv;
+  void *lse, *delta;
+  double scale;
+  int heads, queries, keys, width, value_width, causal;
+};
+
+// ---- scan.cu ----
+
+/// Lines [outer, n, inner], dense. `other` holds the terms of a linear recurrence, `in` its
+/// factors; `positions` is written by cummax and cummin only.
+struct ScanCall {
+  const void *in, *other;
+  void* out;
+  long* positions;
+  unsigned outer, n, inner;
+  int reverse;
+};
+
+// ---- pool.cu ----
+
+/// One spatial dim: extents of x and y, and the windows; dims that are missing have 1 of everything
+/// and no padding.
+/// Places and, where pooling is adaptive, in * out are below 2^31.
+struct PoolDim {
+  int in, out, kernel, stride, padding, dilation;
+};
+struct PoolStrides {
+  long image, channel, dim[3];
+};
+/// Forward: `in` is x and `out` is y; gradients: `in` is y's cotangent and `out` x's. `places`,
+/// with y's strides, are places in the image. `count` are the elements of `out`.
+struct PoolCall {
+  const void* in;
+  void* out;
+  int* places;
+  PoolDim dim[3];
+  PoolStrides x, y;
+  long divisor;
+  unsigned channels, count;
+  int adaptive, count_padding;
+};
+
+// ---- batch_norm.cu ----
+
+/// Operands and results [rows, channels], dense; weight, bias, mean, var, sums and their gradients
+/// [channels] and partial results [pieces, channels] are of the compute type. What an op does not
+/// have is null: y where there is no relu in backward, and so on. join_sums multiplies both sums by
+/// `share` (1, or 1 / rows for grad, which reads means).
+struct BatchNormCall {
+  const void *x, *g, *y, *weight, *bias, *residual;
+  void *out, *dresidual, *mean, *var, *first, *second, *sum_g, *sum_product, *dw, *db;
+  double eps, share;
+  unsigned rows, channels, piece, pieces;
+  int relu;
+};
+
+// ---- conv.cu ----
+
+/// Rows are places of the output, (image, spatial), columns (channel of a group, place of the
+/// kernel). gather: count is groups x rows x columns, rows from `first` on; collect: count are the
+/// elements of x, rows are all.
+struct ConvCall {
+  const void* in;
+  void* out;
+  PoolDim dim[3];
+  PoolStrides x;
+  unsigned groups, channels, rows, columns, first, count;
+};
+
+}  // namespace tessera::cuda

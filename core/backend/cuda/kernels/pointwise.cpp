@@ -1,0 +1,111 @@
+// Instances and launches of pointwise.cu; see pointwise.h.
+#include "core/backend/cuda/kernels/pointwise.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/ops/pointwise_columns.h"
+
+namespace tessera::cuda {
+namespace {
+
+using namespace columns;
+
+constexpr PointwiseOp kOps[] = {
+#define TESSERA_OP1(name, kernel, kind, precision, cost, facts, ...) \
+  {#name, 1, kind != kFloat, kind != kBits, kind == kTest, (unsigned{facts} & kMayTrap) != 0, cost},
+#define TESSERA_OP2(name, kernel, kind, precision, cost, facts, ...) \
+  {#name, 2, kind != kFloat, kind != kBits, kind == kTest, (unsigned{facts} & kMayTrap) != 0, cost},
+#define TESSERA_OP3(name, kernel, kind, precision, cost, facts, ...) \
+  {#name, 3, kind != kFloat, kind != kBits, kind == kTest, (unsigned{facts} & kMayTrap) != 0, cost},
+#include "core/ops/pointwise.def"
+};
+
+// A thread of a cheap op has four reads of each operand on the way, which hides the memory's
+// latency; others would only grow, as would those of
+// 16-bit elements, which take a register each. Integers are computed in 64 bits, which fills
+// registers.
+constexpr int kCheap = 4, kSteps = 4;
+
+PointwiseShape shape(DType t, int bytes, bool cheap) {
+  if (is_integral(t)) return {bytes == 1 ? 8 : 16 / bytes, 1};
+  return {16 / bytes, !cheap ? 1 : bytes == 4 ? kSteps : kSteps / 2};
+}
+
+Instance instance(std::string name, std::string op, PointwiseShape s) {
+  return {std::move(name),
+          {{"OP", std::move(op)},
+           {"WIDTH", std::to_string(s.width)},
+           {"STEPS", std::to_string(s.steps)}}};
+}
+
+}  // namespace
+
+std::span<const PointwiseOp> pointwise_ops() { return kOps; }
+
+PointwiseShape shape_of(const PointwiseOp& op, DType dtype) {
+  return shape(dtype, int(size_of(dtype)), op.cost <= kCheap);
+}
+PointwiseShape shape_of_cast(DType from, DType to) {
+  const int bytes = int(std::max(size_of(from), size_of(to)));
+  return shape(is_integral(from) ? from : to, bytes, true);
+}
+PointwiseShape shape_of_copy(int bytes) {
+  return {bytes == 1 ? 8 : 16 / bytes, bytes == 4 ? kSteps : kSteps / 2};
+}
+
+Instance pointwise_instance(const PointwiseOp& op, DType dtype) {
+  const std::string type(element_type(name_of(dtype)));
+  return instance(fmt::format("{}_{}", op.name, name_of(dtype)),
+                  fmt::format("Apply{}<tessera::functors::{}, {}, {}, {}>", op.operands, op.name,
+                              type, op.to_bool ? "bool" : type, op.traps),
+                  shape_of(op, dtype));
+}
+Instance cast_instance(DType from, DType to) {
+  return instance(
+      fmt::format("cast_{}_{}", name_of(from), name_of(to)),
+      fmt::format("Cast<{}, {}>", element_type(name_of(from)), element_type(name_of(to))),
+      shape_of_cast(from, to));
+}
+Instance copy_instance(int bytes) {
+  const std::string_view type = bits_type(bytes);
+  return instance(fmt::format("copy_{}", bytes), fmt::format("Cast<{}, {}>", type, type),
+                  shape_of_copy(bytes));
+}
+Instance where_instance(int bytes) {
+  return instance(fmt::format("where_{}", bytes), fmt::format("Where<{}>", bits_type(bytes)),
+                  shape_of_copy(bytes));
+}
+
+std::vector<PointwiseLaunch> pointwise_launches(PointwiseShape shape,
+                                                std::span<const int64_t> extents,
+                                                std::span<const Strided> operands,
+                                                std::span<const unsigned long long> values,
+                                                Report* report) {
+  const bool packed_fits = shape.width > 1;
+  std::vector<WalkPiece> pieces;
+  if (packed_fits) pieces = make_walks(extents, operands, shape.width);
+  const bool packed = !pieces.empty();
+  if (!packed) pieces = make_walks(extents, operands);
+  std::vector<PointwiseLaunch> launches;
+  for (const WalkPiece& piece : pieces) {
+    PointwiseLaunch l{packed ? "packs" : "elements", {}, {}};
+    auto at = [&](size_t k) {
+      return static_cast<const char*>(operands[k].data) + piece.begin[k] * operands[k].bytes;
+    };
+    l.call.out = const_cast<char*>(at(0));
+    for (size_t k = 1; k < operands.size(); ++k)
+      if (operands[k].data)
+        l.call.in[k - 1].data = at(k);
+      else
+        l.call.in[k - 1].value = values[k - 1];
+    l.call.report = report;
+    l.call.walk = piece.walk;
+    l.geometry = cover(piece.walk.count, 256, packed ? shape.steps : 1);
+    launches.push_back(l);
+  }
+  return launches;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,67 @@
+// Sums and other joins of sources that an index sends to the same place: scatter_sum, scatter_prod,
+// scatter_amax, scatter_amin, the gradient of an embedding. An index that is a vector has been
+// sorted (sort.cu), so the sources of a row are neighbours and one thread joins a column of them;
+// otherwise a thread has a whole line along the dim. After convert.h and device.h. Invariant:
+// sources meet in the order of the index, as on the CPU, so results have its bits where arithmetic
+// does.
+namespace tessera::device {
+
+inline constexpr int kSegmentThreads = 256;
+
+/// `order` [n] are positions of the index in order of `keys` [n]. A thread has column i of one
+/// outer element for the position j that begins a segment; it joins all of the segment to what is
+/// there.
+template <class Op, class In, class Out>
+TESSERA_FN void join_segments(const SegmentCall& c) {
+  using C = Compute<In>;
+  const unsigned e = blockIdx.x * kSegmentThreads + threadIdx.x;
+  if (e >= c.count) return;
+  const unsigned line = quotient(e, c.inner), i = e - line * c.inner.divisor;
+  const unsigned o = quotient(line, c.n), j = line - o * c.n.divisor;
+  const long key = c.keys[j];
+  if (j > 0 && c.keys[j - 1] == key) return;
+  const long row = key - c.begin;
+  if (key < 0 || key >= c.extent) {
+    if (i == 0) report(c.report, long(c.order[j]));
+    return;
+  }
+  if (key == c.ignored || row < 0 || row >= c.rows) return;
+  Out* to = static_cast<Out*>(c.out) + (long(o) * c.rows + row) * c.inner.divisor + i;
+  const In* from = static_cast<const In*>(c.in) + long(o) * c.n.divisor * c.inner.divisor + i;
+  C total = widen(*to);
+  for (unsigned k = j; k < c.n.divisor && c.keys[k] == key; ++k)
+    total = Op::join(total, widen(from[long(c.order[k]) * c.inner.divisor]));
+  *to = Narrow<Out>::from(total);
+}
+
+/// A thread has the line (o, i) of an index [outer, n, inner] and walks along it. `out` is of the
+/// compute type, since sources of one place do not come together.
+template <class Op, class In>
+TESSERA_FN void join_lines(const SegmentCall& c) {
+  using C = Compute<In>;
+  const unsigned e = blockIdx.x * kSegmentThreads + threadIdx.x;
+  if (e >= c.count) return;
+  const unsigned o = quotient(e, c.inner), i = e - o * c.inner.divisor;
+  for (unsigned k = 0; k < c.n.divisor; ++k) {
+    const long at = (long(o) * c.n.divisor + k) * c.inner.divisor + i;
+    const long row = c.keys[at];
+    if (row < 0 || row >= c.extent) {
+      report(c.report, at);
+      continue;
+    }
+    C& to = static_cast<C*>(c.out)[(long(o) * c.rows + row) * c.inner.divisor + i];
+    to = Op::join(to, widen(static_cast<const In*>(c.in)[at]));
+  }
+}
+
+}  // namespace tessera::device
+
+// instances: JOIN, IN, OUT
+extern "C" __global__ void __launch_bounds__(256) NAME_segments(tessera::cuda::SegmentCall c) {
+  using namespace tessera::device;
+  join_segments<JOIN, IN, OUT>(c);
+}
+extern "C" __global__ void __launch_bounds__(256) NAME_lines(tessera::cuda::SegmentCall c) {
+  using namespace tessera::device;
+  join_lines<JOIN, IN>(c);
+}

@@ -1,0 +1,42 @@
+// The host's side of Walk: nests of loops over strided operands, with dims merged where all
+// operands allow it and cut into pieces that 32-bit arithmetic can count. Invariant: the positions
+// of the pieces are those of the nest, each once, in the order of the result's memory.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/backend/cuda/kernels/parameters.h"
+#include "core/backend/cuda/kernels/text.h"
+
+namespace tessera::cuda {
+
+Divisor make_divisor(uint32_t divisor);
+
+/// An operand of a walk: strides in elements for every dim of the result, 0 where it is broadcast.
+struct Strided {
+  const void* data = nullptr;  // null: a number given by value
+  int bytes = 1;               // of an element
+  std::span<const int64_t> strides;
+};
+
+/// A piece of a walk; `begin` is where each operand begins, in elements from its data.
+struct WalkPiece {
+  Walk walk;
+  int64_t begin[kWalkOperands];
+};
+
+/// Walks over `extents`, of the result (operand 0) and the others. With `width` > 1 the walk's
+/// positions are packs of so many elements, and the result is empty unless every operand allows it:
+/// innermost loop dense or broadcast, addresses and outer strides multiples of a pack, the extent
+/// too. Without positions the result is empty as well.
+std::vector<WalkPiece> make_walks(std::span<const int64_t> extents,
+                                  std::span<const Strided> operands, int width = 1);
+
+/// Elements of a pack: 16 bytes of the widest operand.
+int pack_width(std::span<const Strided> operands);
+
+/// Blocks of `threads` that cover `count` items, `each` of them a thread.
+Geometry cover(int64_t count, int threads, int64_t each = 1);
+
+}  // namespace tessera::cuda

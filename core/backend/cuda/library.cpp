@@ -1,0 +1,296 @@
+#include "core/backend/cuda/library.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "core/base/env.h"
+#include "core/base/error.h"
+
+namespace tessera::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kOldestDriver = 12000;
+
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(':', begin), text.size());
+    if (end > begin) parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+// Adds PREFIX/lib/python3*/{site,dist}-packages/nvidia/*/lib.
+void add_wheels(const fs::path& prefix, std::vector<std::string>& folders) {
+  std::error_code ignored;
+  for (const auto& python : fs::directory_iterator(prefix / "lib", ignored)) {
+    if (!python.path().filename().string().starts_with("python3")) continue;
+    for (const char* packages : {"site-packages", "dist-packages"})
+      for (const auto& wheel : fs::directory_iterator(python.path() / packages / "nvidia", ignored))
+        if (fs::is_directory(wheel.path() / "lib", ignored))
+          folders.push_back(wheel.path() / "lib");
+  }
+}
+
+// Where installations of Python keep their packages: the active virtual environment, the python3
+// that a shell would start, both as named and as linked to, and the user's own packages.
+std::vector<fs::path> python_prefixes() {
+  std::vector<fs::path> prefixes;
+  const auto add = [&](const fs::path& p) {
+    if (!p.empty() && std::find(prefixes.begin(), prefixes.end(), p) == prefixes.end())
+      prefixes.push_back(p);
+  };
+  add(variable("VIRTUAL_ENV"));
+  for (const std::string& folder : split(variable("PATH"))) {
+    std::error_code error;
+    const fs::path python = fs::path(folder) / "python3";
+    if (!fs::exists(python, error)) continue;
+    add(fs::path(folder).parent_path());
+    add(fs::canonical(python, error).parent_path().parent_path());
+    break;
+  }
+  add("/usr/local");
+  const std::string home = variable("HOME");
+  if (!home.empty()) add(fs::path(home) / ".local");
+  return prefixes;
+}
+
+/// An open library, or why it is not.
+struct Opened {
+  void* library = nullptr;
+  std::string path, why;
+};
+
+Opened open_at(const std::string& path) {
+  Opened o{dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path, {}};
+  if (!o.library) o.why = dlerror();
+  return o;
+}
+
+// A file that is there and does not load (a library that it needs is missing) is the better reason.
+Opened open_library(const char* soname, const std::vector<std::string>& folders) {
+  Opened first = open_at(soname);
+  if (first.library) return first;
+  for (const std::string& folder : folders) {
+    const std::string path = folder + "/" + soname;
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) continue;
+    Opened o = open_at(path);
+    if (o.library) return o;
+    first.why = o.why;
+  }
+  return first;
+}
+
+/// Fills `function` from `library`; returns its symbol where that is missing.
+template <class F>
+const char* fill(F& function, void* library) {
+  void* address = dlsym(library, function.symbol());
+  function.set(address);
+  return address ? nullptr : function.symbol();
+}
+
+template <class Table>
+struct Loaded {
+  std::optional<Table> table;
+  std::string why;
+};
+
+Result result_name(const DriverFunctions& f, Result error, std::string& name) {
+  const char* text = nullptr;
+  const Result r = f.error_name.result(error, &text);
+  name = r == Result::kSuccess && text ? text : fmt::format("error {}", int(error));
+  return r;
+}
+
+std::string why_not_started(const DriverFunctions& f, Result error) {
+  std::string name;
+  result_name(f, error, name);
+  switch (error) {
+    case Result::kNoDevice:
+      return fmt::format("the driver sees no card ({}); see nvidia-smi and CUDA_VISIBLE_DEVICES",
+                         name);
+    case Result::kStubLibrary:
+      return fmt::format(
+          "{} is the toolkit's stub of the driver; install the card's driver, or "
+          "take the stub's folder out of LD_LIBRARY_PATH",
+          f.path);
+    case Result::kSystemDriverMismatch:
+      return fmt::format(
+          "the driver's library {} and its kernel module have different versions "
+          "({}); restart the machine",
+          f.path, name);
+    default: return fmt::format("the driver does not start: {}; see nvidia-smi", name);
+  }
+}
+
+Loaded<DriverFunctions> load_driver() {
+  constexpr const char* kLibrary = "libcuda.so.1";
+  const Opened opened = open_library(kLibrary, split(env::get("TESSERA_CUDA_LIBRARIES")));
+  if (!opened.library)
+    return {{}, fmt::format("no driver: {}; install the card's driver", opened.why)};
+  DriverFunctions f;
+  f.path = opened.path;
+  const char* missing = nullptr;
+#define FUNCTION(member, symbol, parameters) \
+  if (const char* name = fill(f.member, opened.library); name && !missing) missing = name;
+#include "core/backend/cuda/driver_functions.def"
+#undef FUNCTION
+  if (dlsym(opened.library, "cuDriverGetVersion")) f.driver_version.result(&f.version);
+  if (missing || f.version < kOldestDriver)
+    return {{},
+            fmt::format("the driver is too old: {} is for CUDA {}{}; install one for CUDA {} or "
+                        "later",
+                        f.path, version_text(f.version),
+                        missing ? fmt::format(" and has no {}", missing) : "",
+                        version_text(kOldestDriver))};
+  if (const Result r = f.init.result(0); r != Result::kSuccess) return {{}, why_not_started(f, r)};
+  int count = 0;
+  if (const Result r = f.device_count.result(&count); r != Result::kSuccess || count == 0)
+    return {{}, why_not_started(f, r == Result::kSuccess ? Result::kNoDevice : r)};
+  return {std::move(f), {}};
+}
+
+const Loaded<DriverFunctions>& loaded_driver() {
+  static const Loaded<DriverFunctions>& loaded = *new Loaded<DriverFunctions>(load_driver());
+  return loaded;
+}
+
+std::optional<NvrtcFunctions> load_nvrtc_of(const Opened& opened, std::string& why) {
+  NvrtcFunctions f;
+  f.path = opened.path;
+  const char* missing = nullptr;
+#define FUNCTION(member, symbol, parameters) \
+  if (const char* name = fill(f.member, opened.library); name && !missing) missing = name;
+#include "core/backend/cuda/nvrtc_functions.def"
+#undef FUNCTION
+  if (missing) {
+    why = fmt::format("{} has no {}", f.path, missing);
+    return {};
+  }
+  f.version(&f.major, &f.minor);
+  return f;
+}
+
+// A driver loads the code of compilers up to its own major version.
+Loaded<NvrtcFunctions> load_nvrtc() {
+  const int driver_version = why_no_driver().empty() ? driver().version : 0;
+  const std::vector<std::string> folders = library_folders();
+  std::string why;
+  for (int major : {13, 12}) {
+    const std::string soname = fmt::format("libnvrtc.so.{}", major);
+    if (driver_version && major > driver_version / 1000) continue;
+    const Opened opened = open_library(soname.c_str(), folders);
+    if (opened.library) {
+      if (auto table = load_nvrtc_of(opened, why)) return {std::move(table), {}};
+    } else if (why.empty()) {
+      why = opened.why;
+    }
+  }
+  const int major = driver_version ? std::min(driver_version / 1000, 13) : 13;
+  return {{},
+          fmt::format("no run-time compiler: {}; pip install nvidia-cuda-nvrtc{}, or set "
+                      "TESSERA_CUDA_LIBRARIES to the folder of libnvrtc.so.{}",
+                      why, major == 12 ? "-cu12" : "", major)};
+}
+
+const Loaded<NvrtcFunctions>& loaded_nvrtc() {
+  static const Loaded<NvrtcFunctions>& loaded = *new Loaded<NvrtcFunctions>(load_nvrtc());
+  return loaded;
+}
+
+// What a program can do about a failed call, and whose fault it is.
+struct Meaning {
+  bool of_machine;
+  const char* advice;
+};
+Meaning meaning(Result r) {
+  switch (r) {
+    case Result::kOutOfMemory: return {true, "the card has no memory left; use a smaller batch"};
+    case Result::kEccUncorrectable:
+      return {true, "the card's memory is faulty; see nvidia-smi and resume from a checkpoint"};
+    case Result::kDeviceUnavailable:
+    case Result::kNotPermitted:
+    case Result::kSystemNotReady:
+      return {true, "see nvidia-smi: the card is in use by another process, or not set up"};
+    case Result::kLaunchTimeout:
+      return {true, "a kernel ran longer than the system permits; use a card without a display"};
+    case Result::kInvalidImage:
+    case Result::kNoBinaryForGpu:
+      return {true,
+              "the code is for another card or a newer driver; update the driver, or remove "
+              "the pack or the cache that it came from"};
+    case Result::kIllegalAddress:
+    case Result::kAssert:
+    case Result::kHardwareStackError:
+    case Result::kIllegalInstruction:
+    case Result::kMisalignedAddress:
+    case Result::kInvalidAddressSpace:
+    case Result::kInvalidPc:
+    case Result::kLaunchFailed:
+      return {false,
+              "a kernel that was launched before failed, and the process cannot use the "
+              "card any more; resume from a checkpoint, and report the kernel that "
+              "compute-sanitizer names"};
+    default: return {false, "report it"};
+  }
+}
+
+}  // namespace
+
+void raise(Result result, const char* symbol) {
+  std::string name;
+  const char* text = nullptr;
+  result_name(driver(), result, name);
+  if (driver().error_string.result(result, &text) != Result::kSuccess || !text) text = "no text";
+  const Meaning m = meaning(result);
+  std::string line = fmt::format("cuda: {} failed: {} ({}); {}", symbol, text, name, m.advice);
+  if (m.of_machine) throw UserError(line);
+  throw BugError(line);
+}
+
+void raise(NvrtcResult result, const char* symbol) {
+  throw BugError(fmt::format("cuda: {} failed with {}; report it", symbol, int(result)));
+}
+
+const std::string& why_no_driver() { return loaded_driver().why; }
+const DriverFunctions& driver() {
+  static const DriverFunctions* const table = [] {
+    const auto& loaded = loaded_driver();
+    TESSERA_CHECK(loaded.table, "cuda: {}", loaded.why);
+    return &*loaded.table;
+  }();
+  return *table;
+}
+
+const std::string& why_no_nvrtc() { return loaded_nvrtc().why; }
+const NvrtcFunctions& nvrtc() {
+  const auto& loaded = loaded_nvrtc();
+  TESSERA_CHECK(loaded.table, "cuda: {}", loaded.why);
+  return *loaded.table;
+}
+
+std::vector<std::string> library_folders() {
+  std::vector<std::string> folders = split(env::get("TESSERA_CUDA_LIBRARIES"));
+  for (const fs::path& prefix : python_prefixes()) add_wheels(prefix, folders);
+  return folders;
+}
+
+}  // namespace tessera::cuda

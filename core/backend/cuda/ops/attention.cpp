@@ -1,0 +1,97 @@
+// Attention in tiles, forward and backward; heads that are wider than the kernels hold are computed
+// op by op, as the op decomposes.
+#include "core/backend/cuda/kernels/attention.h"
+
+#include <algorithm>
+
+#include "core/backend/cuda/ops/kernels.h"
+#include "core/backend/cuda/ops/pointwise.h"
+#include "core/backend/cuda/ops/register.h"
+#include "core/backend/cuda/runtime.h"
+#include "core/dispatch/context.h"
+#include "core/ops/fused_attributes.h"
+#include "core/primitive/primitive_of.h"
+
+namespace tessera::cuda {
+namespace {
+
+using In = std::span<const Tensor>;
+using Out = std::span<const Tensor>;
+
+// The narrowest instance that holds both widths; 0 where none does.
+int head_for(const Tensor& q, const Tensor& v) {
+  const int64_t width = std::max(q.size(3), v.size(3));
+  for (int head : kAttentionHeads)
+    if (width <= head) return head;
+  return 0;
+}
+
+void run_decomposed(const Primitive& prim, In in, Out out, const Stream& stream) {
+  EagerScope unrecorded;
+  Scoped<LayerMask> below_all_layers(context().enabled, 0);
+  const Tensors results = prim.decompose(in);
+  for (size_t i = 0; i < out.size(); ++i) convert(results[i], out[i], stream);
+}
+
+AttentionOperand operand(const Tensor& t) {
+  return {t.device_data(), t.strides()[0], t.strides()[1], t.strides()[2]};
+}
+
+AttentionCall call_for(const Primitive& prim, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto& a = attributes_of<AttentionAttributes>(prim);
+  AttentionCall c{};
+  c.q = operand(q), c.k = operand(k), c.v = operand(v);
+  c.scale = a.scale, c.causal = a.causal;
+  c.heads = int(q.size(1)), c.queries = int(q.size(2)), c.keys = int(k.size(2));
+  c.width = int(q.size(3)), c.value_width = int(v.size(3));
+  return c;
+}
+
+void launch_attention(const char* entry, AttentionEntry kind, DType t, int head, int64_t positions,
+                      const Tensor& q, const Stream& stream, const AttentionCall& c) {
+  if (q.size(0) * q.size(1) == 0 || positions == 0) return;
+  launch(attention_instance(t, head).name, entry,
+         attention_geometry(kind, t, head, q.size(0) * q.size(1), positions), stream, c);
+}
+
+void plan_forward(const Primitive&, In, std::span<Meta>, Plan& plan) { plan.dense_in = 7; }
+void plan_backward(const Primitive&, In, std::span<Meta>, Plan& plan) { plan.dense_in = 63; }
+
+void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const Tensor &q = in[0], &k = in[1], &v = in[2];
+  const int head = head_for(q, v);
+  if (head == 0) return run_decomposed(prim, in, out, stream);
+  AttentionCall c = call_for(prim, q, k, v);
+  c.out = operand(out[0]), c.lse = out[1].device_data();
+  launch_attention("forward", AttentionEntry::kForward, q.dtype(), head, q.size(2), q, stream, c);
+}
+
+// Operands g, q, k, v, out, lse; results dq, dk, dv.
+void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const Tensor &q = in[1], &k = in[2], &v = in[3];
+  const int head = head_for(q, v);
+  if (head == 0) return run_decomposed(prim, in, out, stream);
+  const DType compute = q.dtype() == kF64 ? kF64 : kF32;
+  const Tensor delta = empty(in[5].shape(), compute, stream.device);
+  const Tensor lse =
+      in[5].dtype() == compute ? in[5] : empty(in[5].shape(), compute, stream.device);
+  if (!lse.is_same(in[5])) convert(in[5], lse, stream);
+  AttentionCall c = call_for(prim, q, k, v);
+  c.g = operand(in[0]), c.out = operand(in[4]), c.lse = lse.device_data();
+  c.dq = operand(out[0]), c.dk = operand(out[1]), c.dv = operand(out[2]);
+  c.delta = delta.device_data();
+  const DType t = q.dtype();
+  launch_attention("delta", AttentionEntry::kDelta, t, head, q.size(2), q, stream, c);
+  launch_attention("queries", AttentionEntry::kQueries, t, head, q.size(2), q, stream, c);
+  launch_attention("keys", AttentionEntry::kKeys, t, head, k.size(2), q, stream, c);
+}
+
+}  // namespace
+
+void register_attention(KernelTable& table) {
+  const DeviceKind cuda = register_cuda();
+  table.add(cuda, "attention", {.plan = plan_forward, .run = run_forward});
+  table.add(cuda, "attention_grad", {.plan = plan_backward, .run = run_backward});
+}
+
+}  // namespace tessera::cuda

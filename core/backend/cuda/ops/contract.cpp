@@ -1,0 +1,130 @@
+// Contractions: letters are sorted into batch, m, n and k, neighbours that lie densely behind each
+// other are merged, and what remains is a batch of products of strided matrices. Operands are
+// copied only where several summed letters cannot be walked as one.
+#include "core/backend/cuda/kernels/matmul.h"
+#include "core/backend/cuda/ops/kernels.h"
+#include "core/backend/cuda/ops/pointwise.h"
+#include "core/backend/cuda/ops/register.h"
+#include "core/backend/cuda/runtime.h"
+#include "core/base/error.h"
+#include "core/ops/contract_attributes.h"
+#include "core/primitive/primitive_of.h"
+
+namespace tessera::cuda {
+namespace {
+
+// One loop with its strides in the result and the operands; 0 where one lacks it.
+struct Loop {
+  int64_t extent = 1, c = 0, a = 0, b = 0;
+};
+using Loops = SmallVector<Loop, 8>;
+
+struct Nest {
+  Loops batch, m, n, k;
+};
+
+bool has(const std::string& word, char letter) { return word.find(letter) != std::string::npos; }
+
+int64_t stride_of(const std::string& word, char letter, const Tensor& t) {
+  const size_t d = word.find(letter);
+  return d == std::string::npos ? 0 : t.strides()[int(d)];
+}
+
+void push_merged(Loops& loops, Loop l) {
+  if (l.extent == 1) return;
+  if (!loops.empty()) {
+    Loop& o = loops.back();
+    if (o.a == l.a * l.extent && o.b == l.b * l.extent && o.c == l.c * l.extent) {
+      o = {o.extent * l.extent, l.c, l.a, l.b};
+      return;
+    }
+  }
+  loops.push_back(l);
+}
+
+Nest make_nest(const ContractAttributes& s, const Tensor& a, const Tensor& b, const Tensor& c) {
+  Nest nest;
+  for (size_t i = 0; i < s.out.size(); ++i) {
+    const char l = s.out[i];
+    const bool in_a = has(s.a, l), in_b = has(s.b, l);
+    push_merged(
+        in_a && in_b ? nest.batch
+        : in_a       ? nest.m
+                     : nest.n,
+        {c.shape()[int(i)], c.strides()[int(i)], stride_of(s.a, l, a), stride_of(s.b, l, b)});
+  }
+  for (size_t i = 0; i < s.a.size(); ++i)
+    if (!has(s.out, s.a[i]))
+      push_merged(nest.k, {a.shape()[int(i)], 0, a.strides()[int(i)], stride_of(s.b, s.a[i], b)});
+  return nest;
+}
+
+// The loop of `loops` that products walk, the longest; the others become loops of the batch.
+Loop keep_one(Loops& loops, Loops& batch) {
+  if (loops.empty()) return {};
+  size_t best = 0;
+  for (size_t i = 1; i < loops.size(); ++i)
+    if (loops[i].extent > loops[best].extent) best = i;
+  for (size_t i = 0; i < loops.size(); ++i)
+    if (i != best) batch.push_back(loops[i]);
+  return loops[best];
+}
+
+// A dense copy of `t`, whose letters are `word`, in which the summed letters come last and in the
+// order of `summed`; `word` then says so.
+Tensor with_summed_last(const Tensor& t, std::string& word, const std::string& summed,
+                        const Stream& stream) {
+  std::string order;
+  for (char l : word)
+    if (!has(summed, l)) order += l;
+  order += summed;
+  Shape shape;
+  Strides strides;
+  for (char l : order) {
+    const int d = int(word.find(l));
+    shape.push_back(t.shape()[d]), strides.push_back(t.strides()[d]);
+  }
+  const Tensor copy = empty(shape, t.dtype(), t.device());
+  convert(Tensor({shape, strides, t.dtype(), t.device()}, t.storage(), t.offset()), copy, stream);
+  word = order;
+  return copy;
+}
+
+void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                  Workspace, const Stream& stream) {
+  ContractAttributes s = attributes_of<ContractAttributes>(prim);
+  TESSERA_CHECK(s.leaves == 0,
+                "contract: exact contraction has no kernel for {} yet; run it on cpu",
+                to_string(stream.device));
+  Tensor a = in[0], b = in[1];
+  Nest nest = make_nest(s, a, b, out[0]);
+  if (nest.k.size() > 1) {
+    std::string summed;
+    for (char l : s.a)
+      if (!has(s.out, l)) summed += l;
+    a = with_summed_last(a, s.a, summed, stream), b = with_summed_last(b, s.b, summed, stream);
+    nest = make_nest(s, a, b, out[0]);
+  }
+  const Loop m = keep_one(nest.m, nest.batch), n = keep_one(nest.n, nest.batch);
+  const bool nothing_summed = a.numel() == 0 || b.numel() == 0;
+  const Loop k = nest.k.empty() ? Loop{} : nest.k[0];
+  SmallVector<int64_t, 8> extents, in_c, in_a, in_b;
+  for (const Loop& l : nest.batch)
+    extents.push_back(l.extent), in_c.push_back(l.c), in_a.push_back(l.a), in_b.push_back(l.b);
+  auto list = [](const auto& v) { return std::span<const int64_t>(v.begin(), v.size()); };
+  const DType t = a.dtype();
+  const Instance instance = matmul_instance(t);
+  for (const MatmulLaunch& l : matmul_launches(
+           t, list(extents), m.extent, n.extent, nothing_summed ? 0 : k.extent,
+           {out[0].device_data(), m.c, n.c, list(in_c)}, {a.device_data(), m.a, k.a, list(in_a)},
+           {b.device_data(), k.b, n.b, list(in_b)}, false))
+    launch(instance.name, "matmul", l.geometry, stream, l.call);
+}
+
+}  // namespace
+
+void register_contract(KernelTable& table) {
+  table.add(register_cuda(), "contract", {.run = run_contract});
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,184 @@
+// Ops that read and write by position, on [outer, n, inner] around the indexed dim, and embeddings,
+// which are rows of a table. A position that is not there is waited for, since it has to be thrown.
+#include "core/backend/cuda/kernels/indexing.h"
+
+#include <algorithm>
+
+#include "core/backend/cuda/kernels/reduce.h"
+#include "core/backend/cuda/ops/kernels.h"
+#include "core/backend/cuda/ops/pointwise.h"
+#include "core/backend/cuda/ops/register.h"
+#include "core/backend/cuda/ops/report.h"
+#include "core/backend/cuda/ops/sort.h"
+#include "core/backend/cuda/runtime.h"
+#include "core/base/error.h"
+#include "core/ops/dim_attributes.h"
+#include "core/ops/fused_attributes.h"
+#include "core/primitive/primitive_of.h"
+
+namespace tessera::cuda {
+namespace {
+
+using In = std::span<const Tensor>;
+using Out = std::span<const Tensor>;
+
+int dim_of(const Primitive& p) { return attributes_of<DimAttributes>(p).dim; }
+
+// True when only `dim` moves through the storage of the index.
+bool is_vector(const Tensor& index, int dim) {
+  for (int d = 0; d < index.ndim(); ++d)
+    if (d != dim && index.shape()[d] != 1 && index.strides()[d] != 0) return false;
+  return true;
+}
+
+template <uint32_t kDense>
+void plan_index(const Primitive& p, In in, std::span<Meta>, Plan& plan) {
+  plan.dense_in = kDense | (is_vector(in[1], dim_of(p)) ? 0u : 2u);
+}
+template <uint32_t kDense>
+void plan_dense(const Primitive&, In, std::span<Meta>, Plan& plan) {
+  plan.dense_in = kDense;
+}
+
+// The call on the elements that `index` spans, of a tensor whose dim has `rows` rows.
+IndexCall call_for(const Tensor& index, int dim, int64_t rows) {
+  const Around a(index.shape(), dim);
+  TESSERA_CHECK(index.numel() < int64_t(1) << 31,
+                "cuda: an index of {} elements is more than 31 bits count", index.numel());
+  IndexCall c{};
+  c.index = index.device_data();
+  c.vector = is_vector(index, dim);
+  c.index_stride = index.strides()[dim];
+  c.rows = c.extent = rows;
+  c.inner = make_divisor(uint32_t(std::max<int64_t>(a.inner, 1)));
+  c.n = make_divisor(uint32_t(std::max<int64_t>(a.n, 1)));
+  c.count = unsigned(index.numel());
+  return c;
+}
+
+void check(const ReportWord& refused, const Primitive& p, const Tensor& index, int dim,
+           int64_t extent) {
+  if (const auto at = refused.first())
+    throw UserError(fmt::format("{}: the index at element {} of {} is outside dim {} of extent {}",
+                                p.name(), *at, describe(index), dim, extent));
+}
+
+void run_gather(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const int dim = dim_of(prim);
+  if (out[0].numel() == 0) return;
+  IndexCall c = call_for(in[1], dim, in[0].size(dim));
+  const ReportWord refused(stream);
+  c.in = in[0].device_data(), c.out = out[0].device_data(), c.report = refused.data();
+  launch(indexing_instance(int(size_of(in[0].dtype())), in[1].dtype()).name, "gather",
+         cover(c.count, 256), stream, c);
+  check(refused, prim, in[1], dim, c.extent);
+}
+
+// out = x, but src at the index.
+void run_scatter(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const int dim = dim_of(prim);
+  convert(in[0], out[0], stream);
+  if (in[1].numel() == 0) return;
+  const Tensor winner = empty(out[0].shape(), kI32, stream.device);
+  fill(winner, 0, stream);
+  IndexCall c = call_for(in[1], dim, out[0].size(dim));
+  const ReportWord refused(stream);
+  c.in = in[2].device_data(), c.out = out[0].device_data(), c.report = refused.data();
+  c.winner = winner.device_data();
+  const std::string name = indexing_instance(int(size_of(in[0].dtype())), in[1].dtype()).name;
+  for (const char* entry : {"claim", "scatter"})
+    launch(name, entry, cover(c.count, 256), stream, c);
+  check(refused, prim, in[1], dim, c.extent);
+}
+
+void run_wrap_index(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const int64_t extent = attributes_of<WrapIndexAttributes>(prim).extent;
+  if (in[0].numel() == 0) return;
+  IndexCall c{};
+  const ReportWord refused(stream);
+  c.index = in[0].device_data(), c.out = out[0].device_data(), c.report = refused.data();
+  c.extent = extent, c.count = unsigned(in[0].numel());
+  launch(indexing_instance(8, kI64).name, "wrap", cover(c.count, 256), stream, c);
+  if (const auto at = refused.first())
+    throw UserError(fmt::format("{}: the index at element {} of {} is outside an extent of {}",
+                                prim.name(), *at, describe(in[0]), extent));
+}
+
+// A gather of whole rows: [rows, bytes] by a vector, in the widest elements that fit.
+void run_embedding(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const auto& a = attributes_of<EmbeddingAttributes>(prim);
+  const Tensor &ids = in[0], &table = in[1];
+  const int64_t row_bytes = table.size(1) * int64_t(size_of(table.dtype()));
+  if (out[0].numel() == 0) return;
+  const void* addresses[] = {table.device_data(), out[0].device_data()};
+  const int bytes = element_bytes(row_bytes, addresses);
+  const int64_t inner = row_bytes / bytes;
+  TESSERA_CHECK(ids.numel() * inner < int64_t(1) << 31,
+                "cuda: an embedding of {} is more than 31 bits count", describe(out[0]));
+  IndexCall c{};
+  const ReportWord refused(stream);
+  c.in = table.device_data(), c.index = ids.device_data(), c.out = out[0].device_data();
+  c.report = refused.data();
+  c.vector = 1, c.index_stride = 1;
+  c.begin = a.begin, c.rows = a.rows, c.extent = a.extent ? a.extent : a.rows;
+  c.inner = make_divisor(uint32_t(inner)), c.n = make_divisor(uint32_t(ids.numel()));
+  c.count = unsigned(ids.numel() * inner);
+  launch(indexing_instance(bytes, ids.dtype()).name, "gather", cover(c.count, 256), stream, c);
+  if (const auto at = refused.first())
+    throw UserError(fmt::format("embedding: the id at position {} is outside the table of {} rows",
+                                *at, c.extent));
+}
+
+// Ids are sorted, and each row of the table is one thread's sum over its ids, in the order in which
+// they came.
+void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const auto& a = attributes_of<EmbeddingAttributes>(prim);
+  const Tensor& g = in[0];
+  fill(out[0], 0, stream);
+  const int64_t n = in[1].numel(), d = g.size(-1);
+  if (n == 0 || d == 0) return;
+  Tensor ids = in[1];
+  if (ids.dtype() != kI64) {
+    ids = empty(in[1].shape(), kI64, stream.device);
+    convert(in[1], ids, stream);
+  }
+  const Sorted by_id = sorted(ids, 1, n, 1, false, stream);
+  SegmentCall c{};
+  const ReportWord refused(stream);
+  c.in = g.device_data(), c.out = out[0].device_data(), c.report = refused.data();
+  c.keys = static_cast<const long*>(by_id.keys.device_data());
+  c.order = static_cast<const int*>(by_id.places.device_data());
+  c.begin = a.begin, c.rows = a.rows, c.extent = a.extent ? a.extent : a.rows;
+  c.ignored = a.padding_idx;
+  c.inner = make_divisor(uint32_t(d)), c.n = make_divisor(uint32_t(n));
+  c.count = unsigned(n * d);
+  launch(segments_instance("sum", g.dtype(), out[0].dtype()).name, "segments", cover(c.count, 256),
+         stream, c);
+  if (const auto at = refused.first())
+    throw UserError(fmt::format("embedding: the id at position {} is outside the table of {} rows",
+                                *at, c.extent));
+}
+
+template <bool kLargest>
+void run_extreme(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const Around a(in[0].shape(), dim_of(prim));
+  if (out[0].numel() == 0) return;
+  ReduceLaunch l = extreme_launch(a.outer, a.n, a.inner);
+  l.call.in = in[0].device_data(), l.call.out = out[0].device_data();
+  launch(extreme_instance(kLargest, in[0].dtype()).name, l.entry, l.geometry, stream, l.call);
+}
+
+}  // namespace
+
+void register_indexing(KernelTable& table) {
+  const DeviceKind cuda = register_cuda();
+  table.add(cuda, "gather", {.plan = plan_index<1>, .run = run_gather});
+  table.add(cuda, "scatter", {.plan = plan_index<4>, .run = run_scatter});
+  table.add(cuda, "wrap_index", {.plan = plan_dense<1>, .run = run_wrap_index});
+  table.add(cuda, "embedding", {.plan = plan_dense<3>, .run = run_embedding});
+  table.add(cuda, "embedding_grad", {.plan = plan_dense<3>, .run = run_embedding_grad});
+  table.add(cuda, "argmax", {.plan = plan_dense<1>, .run = run_extreme<true>});
+  table.add(cuda, "argmin", {.plan = plan_dense<1>, .run = run_extreme<false>});
+}
+
+}  // namespace tessera::cuda

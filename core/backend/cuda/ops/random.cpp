@@ -1,0 +1,84 @@
+// Random tensors and dropout: the same bits as on the CPU for the same key.
+#include "core/backend/cuda/kernels/random.h"
+
+#include "core/backend/cuda/ops/kernels.h"
+#include "core/backend/cuda/ops/register.h"
+#include "core/backend/cuda/runtime.h"
+#include "core/base/error.h"
+#include "core/ops/create_attributes.h"
+#include "core/primitive/primitive_of.h"
+
+namespace tessera::cuda {
+namespace {
+
+// The walk over the elements of `shape`, which lie at `begin` of a tensor of shape `global`, by the
+// strides of that one; without any element there is none.
+std::vector<WalkPiece> places(const Shape& shape, const Dims& begin, const Shape& global,
+                              int64_t* first) {
+  const Strides strides = contiguous_strides(global.empty() ? shape : global);
+  *first = 0;
+  for (int d = 0; d < begin.size(); ++d) *first += begin[d] * strides[d];
+  const Strided whole[] = {{nullptr, 1, strides}};
+  std::vector<WalkPiece> pieces = make_walks(shape, whole);
+  TESSERA_CHECK(pieces.size() <= 1,
+                "cuda: a random tensor of shape {} has more elements than 31 "
+                "bits count; draw it in parts",
+                to_string(shape));
+  return pieces;
+}
+
+void run_random(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                Workspace, const Stream& stream) {
+  const auto& a = attributes_of<RandomAttributes>(prim);
+  RandomCall c{};
+  int64_t first = 0;
+  for (const WalkPiece& piece : places(a.shape, a.begin, a.global, &first)) {
+    c.key = static_cast<const long*>(in[0].device_data());
+    c.out = out[0].device_data();
+    c.first = first + piece.begin[0];
+    c.low = a.low, c.range = uint64_t(a.high - a.low);
+    c.place = piece.walk;
+    launch(random_instance(prim.name(), a.dtype).name, "random", cover(piece.walk.count, 256),
+           stream, c);
+  }
+}
+
+void plan_dropout(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+  plan.all_dense = true;
+  plan.in_place = true;
+}
+
+void run_dropout(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                 Workspace, const Stream& stream) {
+  const auto& a = attributes_of<DropoutAttributes>(prim);
+  const Tensor& x = in[0];
+  if (x.numel() == 0) return;
+  Shape local = x.shape(), global = a.global.empty() ? local : a.global;
+  Dims begin = a.begin.empty() ? Dims::filled(local.size(), 0) : a.begin;
+  RandomCall c{};
+  if (a.by_sample) {  // within a sample, whose number is in[2]'s
+    c.samples = static_cast<const long*>(in[2].device_data());
+    local[0] /= in[2].numel(), global[0] = local[0], begin[0] = 0;
+  }
+  int64_t first = 0;
+  for (const WalkPiece& piece : places(local, begin, global, &first)) {
+    c.key = static_cast<const long*>(in[1].device_data());
+    c.in = x.device_data(), c.out = out[0].device_data();
+    c.first = first + piece.begin[0];
+    c.threshold = uint32_t(a.p * 4294967296.0);
+    c.scale = 1 / (1 - a.p);
+    c.total = unsigned(x.numel());
+    c.place = piece.walk;
+    launch(dropout_instance(x.dtype()).name, "dropout", cover(x.numel(), 256), stream, c);
+  }
+}
+
+}  // namespace
+
+void register_random(KernelTable& table) {
+  const DeviceKind cuda = register_cuda();
+  for (const char* op : {"rand", "randn", "randint"}) table.add(cuda, op, {.run = run_random});
+  table.add(cuda, "dropout", {.plan = plan_dropout, .run = run_dropout});
+}
+
+}  // namespace tessera::cuda

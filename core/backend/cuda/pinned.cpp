@@ -1,0 +1,132 @@
+#include "core/backend/cuda/pinned.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/library.h"
+#include "core/backend/cuda/memory_ledger.h"
+#include "core/base/error.h"
+#include "core/base/log.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+
+size_t class_bytes(size_t bytes) { return std::bit_ceil(std::max(bytes, kPageBytes)); }
+
+bool happened(std::span<const Ref<Event>> events) {
+  return std::all_of(events.begin(), events.end(), [](const auto& e) { return e->done(); });
+}
+
+}  // namespace
+
+// Moves blocks whose copies have ended to the cache; waits for those that have not if `waits`. The
+// events end after the mutex was released: what they keep alive may free blocks.
+void PinnedAllocator::collect(bool waits) {
+  std::vector<Freed> ended;
+  {
+    std::lock_guard lock(mutex_);
+    const auto first = std::partition(freed_.begin(), freed_.end(), [&](const Freed& f) {
+      return !waits && !happened({f.pending.begin(), f.pending.size()});
+    });
+    ended.assign(std::make_move_iterator(first), std::make_move_iterator(freed_.end()));
+    freed_.erase(first, freed_.end());
+  }
+  for (const Freed& f : ended) {
+    for (const Ref<Event>& e : f.pending) {
+      try {
+        e->wait();
+      } catch (const Error&) {  // reported where the result is used
+      }
+    }
+  }
+  std::lock_guard lock(mutex_);
+  for (const Freed& f : ended) cached_[f.bytes].push_back(f.at);
+}
+
+void* PinnedAllocator::allocate(size_t bytes) {
+  collect(false);
+  const size_t size = class_bytes(bytes);
+  std::lock_guard lock(mutex_);
+  void* p = nullptr;
+  if (auto& cached = cached_[size]; !cached.empty()) {
+    p = cached.back();
+    cached.pop_back();
+  } else {
+    CurrentDevice current(0);
+    const Result r = driver().host_allocate.result(&p, size, unsigned(kHostAllocPortable));
+    TESSERA_CHECK(r != Result::kOutOfMemory,
+                  "cuda: the system has no {} of memory to lock, {} are locked; lower the number "
+                  "of batches that are loaded ahead",
+                  bytes_text(size), bytes_text(size_t(stats_.system_bytes)));
+    if (r != Result::kSuccess) raise(r, driver().host_allocate.symbol());
+    locked_[p] = size;
+    stats_.system_bytes += int64_t(size);
+    ++stats_.system_calls;
+  }
+  live_[p] = bytes;
+  stats_.live_bytes += int64_t(bytes);
+  stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
+  return p;
+}
+
+void PinnedAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {
+  std::lock_guard lock(mutex_);
+  const auto found = live_.find(p);
+  TESSERA_ASSERT(found != live_.end() && found->second == bytes,
+                 "cuda: {} bytes of pinned memory at {} are freed twice, or with another size",
+                 bytes, p);
+  live_.erase(found);
+  stats_.live_bytes -= int64_t(bytes);
+  if (pending.empty())
+    cached_[class_bytes(bytes)].push_back(p);
+  else
+    freed_.push_back({p, class_bytes(bytes), {pending.begin(), pending.end()}});
+}
+
+bool PinnedAllocator::owns(const void* p) const {
+  std::lock_guard lock(mutex_);
+  const auto next = locked_.upper_bound(p);
+  if (next == locked_.begin()) return false;
+  const auto& [at, bytes] = *std::prev(next);
+  return static_cast<const char*>(p) < static_cast<const char*>(at) + bytes;
+}
+
+MemoryStats PinnedAllocator::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void PinnedAllocator::release_cached() {
+  collect(true);
+  std::lock_guard lock(mutex_);
+  if (stats_.system_bytes == 0) return;
+  CurrentDevice current(0);
+  for (auto& [bytes, blocks] : cached_) {
+    for (void* p : blocks) {
+      driver().host_free(p);
+      locked_.erase(p);
+      stats_.system_bytes -= int64_t(bytes);
+      ++stats_.system_calls;
+    }
+    blocks.clear();
+  }
+}
+
+PinnedAllocator::~PinnedAllocator() {
+  try {
+    release_cached();
+  } catch (const Error& e) {
+    logging::warn("cuda: pinned memory is not given back: {}", e.what());
+  }
+}
+
+PinnedAllocator& pinned_allocator() {
+  static PinnedAllocator& all = *new PinnedAllocator;
+  return all;
+}
+
+}  // namespace tessera::cuda

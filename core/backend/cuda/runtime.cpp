@@ -1,0 +1,94 @@
+#include "core/backend/cuda/runtime.h"
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/backend/cuda/caching_allocator.h"
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/copy.h"
+#include "core/backend/cuda/exact_allocator.h"
+#include "core/backend/cuda/library.h"
+#include "core/backend/cuda/memory_ledger.h"
+#include "core/backend/cuda/pinned.h"
+#include "core/backend/cuda/stream.h"
+#include "core/base/env.h"
+#include "core/base/error.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// A card's allocator, of the kind that TESSERA_CUDA_ALLOCATOR names.
+struct Memory {
+  std::unique_ptr<CachingAllocator> cached;
+  std::unique_ptr<ExactAllocator> exact;
+
+  explicit Memory(int device) {
+    const size_t limit = size_t(env::get_int("TESSERA_CUDA_MEMORY", 0, 1, int64_t(1) << 30)) << 20;
+    const std::string kind = env::get("TESSERA_CUDA_ALLOCATOR", "cached");
+    TESSERA_CHECK(kind == "cached" || kind == "exact",
+                  "TESSERA_CUDA_ALLOCATOR=\"{}\": expected cached or exact", kind);
+    if (kind == "cached")
+      cached = std::make_unique<CachingAllocator>(device, limit);
+    else
+      exact = std::make_unique<ExactAllocator>(device, limit);
+  }
+  Allocator& allocator() {
+    return cached ? static_cast<Allocator&>(*cached) : static_cast<Allocator&>(*exact);
+  }
+};
+
+class CudaRuntime final : public DeviceRuntime {
+ public:
+  std::string_view name() const override { return "cuda"; }
+  int count() override { return device_count(); }
+  std::string why_none() override { return why_no_driver(); }
+  std::string describe(int index) override {
+    const Properties& p = properties(index);
+    return fmt::format("{}, {}, {}", p.name, bytes_text(p.total_bytes), p.architecture());
+  }
+  Allocator& allocator(int index) override { return memory(index).allocator(); }
+  MemoryStats memory_stats(int index) override {
+    Memory& m = memory(index);
+    return m.cached ? m.cached->stats() : m.exact->stats();
+  }
+  void reset_peak_memory(int index) override {
+    Memory& m = memory(index);
+    m.cached ? m.cached->reset_peak() : m.exact->reset_peak();
+  }
+  void release_cached_memory(int index) override {
+    if (Memory& m = memory(index); m.cached) m.cached->release_cached();
+  }
+  Stream stream(int index) override { return compute_stream(index); }
+  Ref<Event> record(const Stream& stream) override { return make_ref<StreamEvent>(stream); }
+  bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
+            const Stream& stream) override {
+    cuda::copy(to, to_device, from, from_device, bytes, stream);
+    // With ordinary memory the driver is done with the host's side when the call returns.
+    return (to_device.is_cpu() && pinned_allocator().owns(to)) ||
+           (from_device.is_cpu() && pinned_allocator().owns(from));
+  }
+  void synchronize(const Stream& stream) override { cuda::synchronize(stream); }
+
+ private:
+  struct Slot {
+    std::once_flag made;
+    std::unique_ptr<Memory> memory;
+  };
+  Memory& memory(int index) {
+    context_of(index);  // throws where there is no such card
+    Slot& slot = slots_[size_t(index)];
+    std::call_once(slot.made, [&] { slot.memory = std::make_unique<Memory>(index); });
+    return *slot.memory;
+  }
+  Slot slots_[128];  // by what fits Device::index
+};
+
+}  // namespace
+
+DeviceKind register_cuda() {
+  static const DeviceKind kind = register_device(std::make_unique<CudaRuntime>());
+  return kind;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,140 @@
+#include "core/backend/cuda/stream.h"
+
+#include <mutex>
+#include <vector>
+
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/library.h"
+#include "core/base/error.h"
+#include "core/tensor/allocator.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// Streams and events of a card that nobody uses at the moment.
+struct Pool {
+  std::mutex mutex;
+  std::vector<StreamHandle> streams[2];  // by Priority
+  std::vector<EventHandle> events[2];    // by Timing
+};
+
+// Never destroyed: threads and events give back what they hold until the process ends.
+Pool& pool(int device) {
+  static auto& pools = *new std::vector<Pool>(size_t(device_count()));
+  return pools[size_t(device)];
+}
+
+template <class T>
+T take(std::mutex& mutex, std::vector<T>& from) {
+  std::lock_guard lock(mutex);
+  if (from.empty()) return nullptr;
+  T last = from.back();
+  from.pop_back();
+  return last;
+}
+
+template <class T>
+void give(std::mutex& mutex, std::vector<T>& to, T value) {
+  std::lock_guard lock(mutex);
+  to.push_back(value);
+}
+
+Stream take_stream(int device, SideStream::Priority priority) {
+  CurrentDevice current(device);
+  Pool& p = pool(device);
+  StreamHandle stream = take(p.mutex, p.streams[size_t(priority)]);
+  if (!stream) {
+    int least = 0, greatest = 0;
+    driver().stream_priority_range(&least, &greatest);
+    // Unlike the default stream's, their work overlaps with that of libraries on the default one.
+    driver().stream_create(&stream, kStreamNonBlocking,
+                           priority == SideStream::Priority::kHigh ? greatest : least);
+  }
+  return {device_of(device), stream};
+}
+
+void give_stream(const Stream& stream, SideStream::Priority priority) {
+  Pool& p = pool(stream.device.index);
+  give(p.mutex, p.streams[size_t(priority)], handle_of(stream));
+}
+
+/// The compute streams of a thread, by card.
+struct ComputeStreams {
+  std::vector<Stream> streams;
+  ~ComputeStreams() {
+    for (const Stream& s : streams)
+      if (s.handle) give_stream(s, SideStream::Priority::kNormal);
+  }
+};
+
+}  // namespace
+
+Stream compute_stream(int device) {
+  thread_local ComputeStreams own;
+  if (size_t(device) < own.streams.size() && own.streams[size_t(device)].handle) [[likely]]
+    return own.streams[size_t(device)];
+  context_of(device);  // throws where there is no such card
+  if (own.streams.size() <= size_t(device)) own.streams.resize(size_t(device) + 1);
+  return own.streams[size_t(device)] = take_stream(device, SideStream::Priority::kNormal);
+}
+
+SideStream::SideStream(int device, Priority priority)
+    : stream_(take_stream(device, priority)), priority_(priority) {}
+SideStream::~SideStream() { give_stream(stream_, priority_); }
+
+StreamEvent::StreamEvent(const Stream& stream, Timing timing) : stream_(stream), timing_(timing) {
+  CurrentDevice current(stream.device.index);
+  Pool& p = pool(stream.device.index);
+  event_ = take(p.mutex, p.events[size_t(timing)]);
+  if (!event_)
+    driver().event_create(&event_, timing == Timing::kOn ? kEventDefault : kEventDisableTiming);
+  driver().event_record(event_, handle_of(stream));
+}
+
+// The driver took note of waits for the event when they were enqueued, so it can be recorded anew.
+StreamEvent::~StreamEvent() {
+  Pool& p = pool(stream_.device.index);
+  give(p.mutex, p.events[size_t(timing_)], event_);
+}
+
+void* StreamEvent::operator new(size_t bytes) { return pool_allocate(bytes); }
+void StreamEvent::operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
+
+bool StreamEvent::done() const {
+  if (done_.load(std::memory_order_acquire)) return true;
+  const Result r = driver().event_query.result(event_);
+  if (r == Result::kNotReady) return false;
+  // After a failure nothing runs any more; wait() throws it.
+  if (r == Result::kSuccess) done_.store(true, std::memory_order_release);
+  return true;
+}
+
+void StreamEvent::wait() {
+  if (done_.load(std::memory_order_acquire)) return;
+  driver().event_synchronize(event_);
+  done_.store(true, std::memory_order_release);
+}
+
+void StreamEvent::wait_on(const Stream& stream) {
+  if (stream.device.kind != stream_.device.kind) return wait();
+  if (stream == stream_ || done_.load(std::memory_order_acquire)) return;
+  CurrentDevice current(stream.device.index);
+  driver().stream_wait_event(handle_of(stream), event_, 0);
+}
+
+double elapsed_ms(StreamEvent& from, StreamEvent& to) {
+  TESSERA_ASSERT(from.timing_ == StreamEvent::Timing::kOn && to.timing_ == from.timing_,
+                 "cuda: events were recorded without timing");
+  from.wait();
+  to.wait();
+  float ms = 0;
+  driver().event_elapsed(&ms, from.event_, to.event_);
+  return ms;
+}
+
+void synchronize(const Stream& stream) {
+  CurrentDevice current(stream.device.index);
+  driver().stream_synchronize(handle_of(stream));
+}
+
+}  // namespace tessera::cuda

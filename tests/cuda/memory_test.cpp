@@ -1,0 +1,414 @@
+// The allocators of card memory and of pinned memory, on any card, real or virtual.
+#include <map>
+#include <random>
+#include <thread>
+
+#include "core/backend/cuda/exact_allocator.h"
+#include "core/backend/cuda/memory_ledger.h"
+#include "core/backend/cuda/pinned.h"
+#include "core/base/error.h"
+#include "tests/cuda/card.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr size_t kMiB = size_t(1) << 20;
+
+class CudaMemory : public OnCard {
+ protected:
+  /// Allocates on a thread, and so on a stream, of its own.
+  void* allocate_elsewhere(Allocator& a, size_t bytes, Stream* stream = nullptr) {
+    void* p = nullptr;
+    std::thread([&] {
+      if (stream) *stream = compute_stream(0);
+      p = a.allocate(bytes);
+    }).join();
+    return p;
+  }
+};
+
+TEST_F(CudaMemory, BlocksAreAlignedAndApart) {
+  CachingAllocator a(0, 64 * kMiB);
+  std::map<size_t, size_t> taken;  // from, to
+  std::vector<std::pair<void*, size_t>> blocks;
+  for (size_t bytes : {0, 1, 511, 512, 513, 4000, 65535, 65536, 65537, 70000, 1 << 20, 3000001}) {
+    for (int i = 0; i < 3; ++i) {
+      void* p = a.allocate(bytes);
+      const auto at = reinterpret_cast<size_t>(p);
+      EXPECT_EQ(at % CachingAllocator::kAlignBytes, 0u);
+      const auto next = taken.lower_bound(at);
+      EXPECT_TRUE(next == taken.end() || next->first >= at + std::max(bytes, size_t(1)));
+      EXPECT_TRUE(next == taken.begin() || std::prev(next)->second <= at);
+      taken[at] = at + bytes;
+      fill(p, 1, 1, bytes, stream_);
+      blocks.emplace_back(p, bytes);
+    }
+  }
+  synchronize(stream_);
+  for (auto [p, bytes] : blocks) a.deallocate(p, bytes);
+  EXPECT_EQ(a.stats().live_bytes, 0);
+}
+
+TEST_F(CudaMemory, ASteadyStepAsksTheDriverForNothing) {
+  CachingAllocator a(0, 128 * kMiB);
+  std::mt19937 random(1);
+  std::vector<size_t> sizes;
+  for (int i = 0; i < 200; ++i) sizes.push_back(random() % (i % 4 ? 3000 : 2000000));
+  const auto step = [&] {
+    std::vector<void*> all;
+    for (size_t s : sizes) all.push_back(a.allocate(s));
+    for (size_t i = 0; i < all.size(); i += 2) a.deallocate(all[i], sizes[i]);
+    for (size_t i = 0; i < all.size(); i += 2) all[i] = a.allocate(sizes[i]);
+    for (size_t i = 0; i < all.size(); ++i) a.deallocate(all[i], sizes[i]);
+  };
+  step();
+  step();
+  const MemoryStats warm = a.stats();
+  for (int i = 0; i < 5; ++i) step();
+  EXPECT_EQ(a.stats().system_calls, warm.system_calls);
+  EXPECT_EQ(a.stats().system_bytes, warm.system_bytes);
+  EXPECT_EQ(a.stats().live_bytes, 0);
+}
+
+TEST_F(CudaMemory, FreeNeighboursMerge) {
+  CachingAllocator a(0, 32 * kMiB);
+  std::vector<void*> parts;
+  for (int i = 0; i < 16; ++i) parts.push_back(a.allocate(2 * kMiB));
+  EXPECT_EQ(a.stats().system_bytes, int64_t(32 * kMiB));
+  for (int i : {3, 1, 2, 0, 15, 13, 14, 12, 8, 10, 9, 11, 7, 5, 6, 4})
+    a.deallocate(parts[size_t(i)], 2 * kMiB);
+  void* whole = a.allocate(32 * kMiB);
+  fill(whole, 0, 1, 32 * kMiB, stream_);
+  synchronize(stream_);
+  a.deallocate(whole, 32 * kMiB);
+}
+
+// What is free in pieces, none of which is large enough, is moved to where it is contiguous.
+TEST_F(CudaMemory, PiecesServeALargeBlock) {
+  CachingAllocator a(0, 32 * kMiB);
+  std::vector<void*> parts;
+  for (int i = 0; i < 8; ++i) parts.push_back(a.allocate(4 * kMiB));
+  for (size_t i = 0; i < 8; i += 2) a.deallocate(parts[i], 4 * kMiB);
+  void* large = a.allocate(16 * kMiB);
+  fill(large, 3, 1, 16 * kMiB, stream_);
+  for (size_t i = 1; i < 8; i += 2) fill(parts[i], 4, 1, 4 * kMiB, stream_);
+  synchronize(stream_);
+  EXPECT_EQ(a.stats().system_bytes, int64_t(32 * kMiB));
+  a.deallocate(large, 16 * kMiB);
+  for (size_t i = 1; i < 8; i += 2) a.deallocate(parts[i], 4 * kMiB);
+}
+
+TEST_F(CudaMemory, TheNextOwnersStreamWaitsForThoseThatStillUseABlock) {
+  for (size_t bytes : {size_t(1000), 2 * kMiB}) {
+    CachingAllocator a(0, 64 * kMiB);
+    void* p = a.allocate(bytes);
+    auto event = make_ref<ManualEvent>();
+    const Ref<Event> pending[] = {event};
+    a.deallocate_after(p, bytes, pending);
+    EXPECT_EQ(event->waits, 0);
+    EXPECT_TRUE(event->waited_on.empty());
+    EXPECT_EQ(a.allocate(bytes), p);
+    EXPECT_EQ(event->waits, 0);
+    ASSERT_EQ(event->waited_on.size(), 1u);
+    EXPECT_EQ(event->waited_on[0], stream_);
+    a.deallocate(p, bytes);
+    EXPECT_EQ(a.allocate(bytes), p);  // waited for already
+    EXPECT_EQ(event->waited_on.size(), 1u);
+    EXPECT_EQ(event->use_count(), 2u);  // this test's, and `pending`
+    a.deallocate(p, bytes);
+  }
+}
+
+// What waits when the memory of a piece goes to a block of another size or to the driver.
+TEST_F(CudaMemory, MergedAndReleasedBlocksKeepTheirUsers) {
+  CachingAllocator a(0, 64 * kMiB);
+  void* left = a.allocate(2 * kMiB);
+  void* right = a.allocate(2 * kMiB);
+  auto event = make_ref<ManualEvent>();
+  const Ref<Event> pending[] = {event};
+  a.deallocate_after(right, 2 * kMiB, pending);
+  a.deallocate(left, 2 * kMiB);
+  void* both = a.allocate(4 * kMiB);
+  EXPECT_EQ(both, left);
+  EXPECT_EQ(event->waited_on.size(), 1u);
+  a.deallocate_after(both, 4 * kMiB, pending);
+  a.release_cached();
+  EXPECT_EQ(event->waits, 1);
+  EXPECT_EQ(a.stats().system_bytes, 0);
+  void* small = a.allocate(100);
+  a.deallocate_after(small, 100, pending);
+  a.release_cached();
+  EXPECT_EQ(event->waits, 2);
+  EXPECT_EQ(a.stats().system_bytes, 0);
+}
+
+// A kernel of the thread that freed a block may still run when another stream gets the memory.
+TEST_F(CudaMemory, AnotherStreamWaitsForTheHomeStream) {
+  const size_t bytes = 30 * kMiB;
+  for (int round = 0; round < 5; ++round) {
+    CachingAllocator a(0, 32 * kMiB);
+    Stream other;
+    void* p = allocate_elsewhere(a, bytes, &other);
+    fill(p, 1, 1, bytes, other);
+    fill(p, 2, 1, bytes, other);
+    a.deallocate(p, bytes);
+    Array<uint8_t> mine(a, bytes);  // the limit permits no other memory
+    fill(mine.data(), 9, 1, bytes, stream_);
+    EXPECT_EQ(mine.data(), p);
+    const auto values = mine.read(stream_);
+    EXPECT_EQ(std::count(values.begin(), values.end(), 9), ptrdiff_t(bytes));
+  }
+}
+
+TEST_F(CudaMemory, SmallBlocksWaitForTheUsersOfTheirSlab) {
+  CachingAllocator a(0, 4 * kMiB);
+  void* all = a.allocate(4 * kMiB);
+  auto event = make_ref<ManualEvent>();
+  const Ref<Event> pending[] = {event};
+  a.deallocate_after(all, 4 * kMiB, pending);
+  void* first = a.allocate(100);
+  EXPECT_EQ(event->waited_on.size(), 1u);
+  void* second = a.allocate(100);
+  EXPECT_EQ(event->waited_on.size(), 2u);
+  void* rest = a.allocate(kMiB);
+  EXPECT_EQ(event->waited_on.size(), 3u);
+  a.deallocate(first, 100);
+  a.deallocate(second, 100);
+  a.deallocate(rest, kMiB);
+}
+
+TEST_F(CudaMemory, SmallBlocksWaitForTheHomeStreamOfTheirSlab) {
+  for (int round = 0; round < 5; ++round) {
+    CachingAllocator a(0, 4 * kMiB);
+    Stream other;
+    void* p = allocate_elsewhere(a, 4 * kMiB, &other);
+    fill(p, 1, 1, 4 * kMiB, other);
+    fill(p, 2, 1, 4 * kMiB, other);
+    a.deallocate(p, 4 * kMiB);
+    Array<uint8_t> mine(a, 60000);
+    fill(mine.data(), 9, 1, mine.size(), stream_);
+    EXPECT_EQ(mine.read(stream_), std::vector<uint8_t>(60000, 9));
+  }
+}
+
+// Nothing uses memory any more that goes back to the driver.
+TEST_F(CudaMemory, ReleasedMemoryWasWaitedFor) {
+  CachingAllocator a(0, 64 * kMiB);
+  for (int round = 0; round < 5; ++round) {
+    void* p = a.allocate(8 * kMiB);
+    for (uint32_t i = 0; i < 4; ++i) fill(p, i, 1, 8 * kMiB, stream_);
+    a.deallocate(p, 8 * kMiB);
+    a.release_cached();
+    EXPECT_EQ(a.stats().system_bytes, 0);
+    synchronize(stream_);
+  }
+}
+
+TEST_F(CudaMemory, StreamsKeepToTheirOwnBlocksWhileThereIsMemory) {
+  CachingAllocator a(0, 128 * kMiB);
+  void* p = allocate_elsewhere(a, 2 * kMiB);
+  a.deallocate(p, 2 * kMiB);
+  void* mine = a.allocate(2 * kMiB);
+  EXPECT_NE(mine, p);
+  a.deallocate(mine, 2 * kMiB);
+}
+
+TEST_F(CudaMemory, AShortageNamesTheLargestHolders) {
+  CachingAllocator a(0, 64 * kMiB);
+  std::vector<std::pair<void*, size_t>> blocks;
+  const auto hold = [&](const char* label, size_t bytes) {
+    MemoryLabel scope(label);
+    blocks.emplace_back(a.allocate(bytes), bytes);
+  };
+  hold("model.h.0", 10 * kMiB);
+  hold("model.h.1", 20 * kMiB);
+  hold("model.h.0", 12 * kMiB);
+  hold("head", 6 * kMiB);
+  hold("", 1 * kMiB);
+  hold("tiny", 1000);
+  hold("least", 10);
+  std::string error;
+  {
+    MemoryLabel outer("outer");
+    MemoryLabel inner("inner");
+    EXPECT_STREQ(MemoryLabel::current(), "inner");
+    EXPECT_THROW(a.allocate(40 * kMiB), UserError);
+    error = error_of([&] { a.allocate(40 * kMiB); });
+  }
+  EXPECT_STREQ(MemoryLabel::current(), "");
+  EXPECT_NE(error.find("cuda:0: out of memory: 40.0 MiB requested"), std::string::npos) << error;
+  EXPECT_NE(error.find("(TESSERA_CUDA_MEMORY permits 64.0 MiB), 49.0 MiB held by tensors"),
+            std::string::npos)
+      << error;
+  EXPECT_NE(error.find("largest holders: model.h.0 22.0 MiB in 2 blocks, model.h.1 20.0 MiB in 1 "
+                       "block, head 6.0 MiB in 1 block, (no label) 1.0 MiB in 1 block, tiny 1000 B "
+                       "in 1 block; "),
+            std::string::npos)
+      << error;
+  EXPECT_EQ(error.find('\n'), std::string::npos);
+  void* fits = a.allocate(10 * kMiB);  // the state is intact
+  a.deallocate(fits, 10 * kMiB);
+  for (auto [p, bytes] : blocks) a.deallocate(p, bytes);
+  void* now = a.allocate(40 * kMiB);
+  a.deallocate(now, 40 * kMiB);
+}
+
+// Without a limit of its own, more than the card has is refused by the driver.
+TEST_F(CudaMemory, MoreThanTheCardHasIsRefused) {
+  CachingAllocator a(0, 0);
+  const std::string error = error_of([&] { a.allocate(properties(0).total_bytes + kMiB); });
+  EXPECT_NE(error.find("out of memory"), std::string::npos) << error;
+  EXPECT_EQ(a.stats().system_bytes, 0);
+  ExactAllocator exact(0, 0);
+  EXPECT_THROW(exact.allocate(properties(0).total_bytes + kMiB), UserError);
+}
+
+TEST_F(CudaMemory, CountsWhatIsLiveAndThePeak) {
+  CachingAllocator a(0, 64 * kMiB);
+  void* p = a.allocate(1000);
+  void* q = a.allocate(3 * kMiB);
+  EXPECT_EQ(a.stats().live_bytes, int64_t(1000 + 3 * kMiB));
+  a.deallocate(q, 3 * kMiB);
+  EXPECT_EQ(a.stats().live_bytes, 1000);
+  EXPECT_EQ(a.stats().peak_bytes, int64_t(1000 + 3 * kMiB));
+  a.reset_peak();
+  EXPECT_EQ(a.stats().peak_bytes, 1000);
+  EXPECT_GT(a.stats().system_bytes, 0);
+  a.deallocate(p, 1000);
+  a.release_cached();
+  EXPECT_EQ(a.stats().system_bytes, 0);
+}
+
+TEST_F(CudaMemory, RefusesToFreeTwice) {
+  CachingAllocator a(0, 64 * kMiB);
+  for (size_t bytes : {size_t(100), 2 * kMiB}) {
+    void* p = a.allocate(bytes);
+    EXPECT_THROW(a.deallocate(p, bytes + 1), BugError);
+    a.deallocate(p, bytes);
+    EXPECT_THROW(a.deallocate(p, bytes), BugError);
+  }
+  ExactAllocator exact(0, 0);
+  void* p = exact.allocate(100);
+  EXPECT_THROW(exact.deallocate(p, 101), BugError);
+  exact.deallocate(p, 100);
+  EXPECT_THROW(exact.deallocate(p, 100), BugError);
+}
+
+/// An event that keeps a block alive, as one of a collective keeps its tensors.
+class Keeper final : public Event {
+ public:
+  Keeper(Allocator& a, size_t bytes) : a_(a), bytes_(bytes), p_(a.allocate(bytes)) {}
+  ~Keeper() override { a_.deallocate(p_, bytes_); }
+  bool done() const override { return true; }
+  void wait() override {}
+
+ private:
+  Allocator& a_;
+  const size_t bytes_;
+  void* const p_;
+};
+
+TEST_F(CudaMemory, EventsThatFreeMemoryWhenTheyEnd) {
+  CachingAllocator a(0, 64 * kMiB);
+  for (size_t bytes : {size_t(100), 2 * kMiB}) {
+    for (int i = 0; i < 3; ++i) {
+      void* p = a.allocate(bytes);
+      void* q = a.allocate(bytes);
+      const auto free_after = [&](void* block) {
+        const Ref<Event> pending[] = {make_ref<Keeper>(a, bytes)};
+        a.deallocate_after(block, bytes, pending);
+      };
+      free_after(p);
+      free_after(q);
+      if (i == 1) a.release_cached();
+    }
+  }
+  a.release_cached();
+  EXPECT_EQ(a.stats().live_bytes, 0);
+}
+
+// Threads allocate, fill and check on streams of their own while memory is short, so that blocks
+// change streams and are released meanwhile.
+TEST_F(CudaMemory, ManyThreadsShareACard) {
+  CachingAllocator a(0, 24 * kMiB);
+  const auto work = [&](uint32_t seed) {
+    const Stream stream = compute_stream(0);
+    std::mt19937 random(seed);
+    for (int i = 0; i < 40; ++i) {
+      const size_t n = i % 5 ? random() % 20000 : kMiB / 2;
+      Array<uint32_t> array(a, n), beside(a, random() % 300);
+      fill(array.data(), seed * 1000 + uint32_t(i), 4, n, stream);
+      fill(beside.data(), 0, 4, beside.size(), stream);
+      const std::vector<uint32_t> expected(n, seed * 1000 + uint32_t(i));
+      EXPECT_EQ(array.read(stream), expected);
+      if (i % 16 == 15) a.release_cached();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t t = 1; t <= 4; ++t) threads.emplace_back(work, t);
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(a.stats().live_bytes, 0);
+}
+
+TEST_F(CudaMemory, ExactBlocksAreTheDriversOwn) {
+  ExactAllocator a(0, 4 * kMiB);
+  void* p = a.allocate(kMiB);
+  void* none = a.allocate(0);
+  EXPECT_EQ(a.stats().live_bytes, int64_t(kMiB));
+  EXPECT_EQ(a.stats().system_calls, 2);
+  EXPECT_NE(error_of([&] { a.allocate(4 * kMiB); }).find("out of memory"), std::string::npos);
+  auto event = make_ref<ManualEvent>();
+  const Ref<Event> pending[] = {event};
+  fill(p, 1, 1, kMiB, stream_);
+  a.deallocate_after(p, kMiB, pending);  // after the fill
+  EXPECT_EQ(event->waits, 1);
+  a.deallocate(none, 0);
+  EXPECT_EQ(a.stats().live_bytes, 0);
+  EXPECT_EQ(a.stats().peak_bytes, int64_t(kMiB));
+}
+
+TEST_F(CudaMemory, PinnedBlocksComeBackWhenTheirEventsHaveHappened) {
+  PinnedAllocator a;
+  void* p = a.allocate(5000);
+  EXPECT_TRUE(a.owns(p));
+  EXPECT_TRUE(a.owns(static_cast<char*>(p) + 4999));
+  EXPECT_FALSE(a.owns(&a));
+  auto event = make_ref<ManualEvent>();
+  const Ref<Event> pending[] = {event};
+  a.deallocate_after(p, 5000, pending);
+  void* q = a.allocate(6000);  // of the same class
+  EXPECT_NE(q, p);
+  event->happen();
+  EXPECT_EQ(a.allocate(7000), p);
+  a.deallocate(p, 7000);
+  a.deallocate(q, 6000);
+  EXPECT_EQ(a.stats().live_bytes, 0);
+  EXPECT_EQ(a.stats().peak_bytes, 13000);
+  EXPECT_EQ(a.stats().system_calls, 2);
+  EXPECT_THROW(a.deallocate(q, 6000), BugError);
+  a.release_cached();
+  EXPECT_EQ(a.stats().system_bytes, 0);
+  EXPECT_FALSE(a.owns(p));
+}
+
+TEST_F(CudaMemory, PinnedMemoryGoesToTheCardAndBack) {
+  PinnedAllocator a;
+  ExactAllocator memory(0, 0);
+  constexpr size_t kN = 10000;
+  Array<uint32_t> card(memory, kN);
+  for (uint32_t round = 0; round < 5; ++round) {
+    auto* out = static_cast<uint32_t*>(a.allocate(kN * 4));
+    auto* in = static_cast<uint32_t*>(a.allocate(kN * 4));
+    for (uint32_t i = 0; i < kN; ++i) out[i] = i + round;
+    copy(card.data(), stream_.device, out, kCPU, kN * 4, stream_);
+    const Ref<Event> sent[] = {make_ref<StreamEvent>(stream_)};
+    a.deallocate_after(out, kN * 4, sent);
+    copy(in, kCPU, card.data(), stream_.device, kN * 4, stream_);
+    make_ref<StreamEvent>(stream_)->wait();
+    for (uint32_t i = 0; i < kN; ++i) ASSERT_EQ(in[i], i + round);
+    a.deallocate(in, kN * 4);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cuda

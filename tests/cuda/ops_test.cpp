@@ -1,0 +1,183 @@
+// Every op of the registry on a card against the CPU, on every sample and in every float dtype that
+// the CPU takes. Pointwise ops of f32 are of one text, so they have equal bits; sums are of another
+// order, and f64 goes through another libm. An op that has no kernel for cards yet stands in a list
+// here, so that none is forgotten and none stays there when it has one.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <string>
+
+#include "core/dispatch/call.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/views.h"
+#include "tests/core/ops/sweep.h"
+#include "tests/cuda/card.h"
+
+namespace tessera::cuda {
+namespace {
+
+using sweep::List;
+
+class CudaOps : public OnCard {};
+
+List there(const List& in, Device card) {
+  List out;
+  for (const Tensor& t : in) out.push_back(t.to(card));
+  return out;
+}
+List here(const List& in) {
+  List out;
+  for (const Tensor& t : in) out.push_back(t.cpu());
+  return out;
+}
+
+bool has_kernel(const Primitive& prim, DeviceKind kind) {
+  return prim.is_view() || tessera::find_kernel(prim, {kind, 0}) || prim.decomposable();
+}
+
+double tolerance(DType t) {
+  switch (t) {
+    case kF64: return 1e-11;
+    case kF32: return 2e-5;
+    case kBF16: return 2e-2;
+    default: return 4e-3;
+  }
+}
+
+void expect_bits(const Tensor& got, const Tensor& want) {
+  const Tensor a = contiguous(got), b = contiguous(want);
+  ASSERT_EQ(a.shape(), b.shape());
+  ASSERT_EQ(a.dtype(), b.dtype());
+  if (!std::memcmp(a.raw_values(), b.raw_values(), a.nbytes())) return;
+  for (int64_t i = 0; i < a.numel(); ++i)
+    if (sweep::at(a, i) != sweep::at(b, i) &&
+        !(std::isnan(sweep::at(a, i)) && std::isnan(sweep::at(b, i)))) {
+      ADD_FAILURE() << "element " << i << " is " << sweep::at(a, i) << ", on the CPU "
+                    << sweep::at(b, i);
+      return;
+    }
+}
+
+void compare(const Sample& s, const List& in, Device card) {
+  List want;
+  try {
+    want = sweep::run(s.prim, in);
+  } catch (const UserError&) {
+    return;  // the CPU does not take the dtype
+  }
+  const List got = here(sweep::run(s.prim, there(in, card)));
+  const bool exact = s.prim->traits().kind == OpKind::kPointwise && in[0].dtype() == kF32;
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (exact || !is_floating(want[i].dtype()))
+      expect_bits(got[i], want[i]);
+    else
+      sweep::expect_close(got[i], want[i], tolerance(in[0].dtype()), fmt::format("result {}", i));
+  }
+}
+
+bool takes_floats(const List& in) {
+  return std::ranges::any_of(in, [](const Tensor& t) { return is_floating(t.dtype()); });
+}
+
+// Ops that a card does not run yet.
+const std::set<std::string> kWithoutKernel = {"avg_pool",
+                                              "avg_pool_grad",
+                                              "cholesky",
+                                              "conv",
+                                              "conv_grad_input",
+                                              "conv_grad_weight",
+                                              "csr_transpose",
+                                              "linear_scan",
+                                              "max_pool",
+                                              "max_pool_grad",
+                                              "qr",
+                                              "quantized_max_pool",
+                                              "scatter_amax",
+                                              "scatter_amin",
+                                              "scatter_prod",
+                                              "scatter_sum",
+                                              "sddmm",
+                                              "segment_amax",
+                                              "segment_amin",
+                                              "segment_prod",
+                                              "segment_sum",
+                                              "solve_triangular",
+                                              "spmm",
+                                              "spmm_amax",
+                                              "spmm_amin",
+                                              "svd"};
+
+TEST(CudaKernels, OpsWithoutOneAreListed) {
+  const DeviceKind cuda = register_cuda();
+  std::set<std::string> without;
+  for (const OpEntry& entry : op_registry().entries())
+    for (const Sample& s : entry.samples())
+      if (!has_kernel(*s.prim, cuda)) without.insert(entry.name);
+  EXPECT_EQ(without, kWithoutKernel);
+}
+
+TEST_F(CudaOps, AgreeWithTheCpu) {
+  const Device card = device_of(0);
+  int compared = 0;
+  sweep::for_each_sample([&](const Sample& s) {
+    const OpKind kind = s.prim->traits().kind;
+    if (kind == OpKind::kFill || kind == OpKind::kDraw) return;  // they say their device: Creation
+    // Quantized layers decompose into ops of that list, and exact contraction is the CPU's so far.
+    const bool exact = to_string(*s.prim).find("leaves=") != std::string::npos;
+    if (!has_kernel(*s.prim, card.kind) || exact || s.prim->name() == "quantized_conv") return;
+    const List in(s.in.begin(), s.in.end());
+    std::vector<List> all{in};
+    if (takes_floats(in))
+      for (DType t : {kF32, kBF16, kF16}) all.push_back(sweep::with_dtype(in, t, true));
+    for (const List& operands : all) {
+      SCOPED_TRACE(std::string(name_of(operands[0].dtype())));
+      compare(s, operands, card), ++compared;
+      List strided;
+      for (const Tensor& t : operands) strided.push_back(sweep::restrided(t));
+      compare(s, strided, card), ++compared;
+    }
+  });
+  EXPECT_GT(compared, 1000);
+}
+
+TEST_F(CudaOps, Creation) {
+  const Device card = device_of(0);
+  for (DType t : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {
+    expect_bits(full({3, 5}, 1, {t, card}).cpu(), full({3, 5}, 1, {t}));
+    if (t != kBool) expect_bits(arange(0, 7, 1, {t, card}).cpu(), arange(0, 7, 1, {t}));
+  }
+  expect_bits(full({}, -2.5, {kF32, card}).cpu(), full({}, -2.5, {kF32}));
+  const Tensor key = from_values<int64_t>({7, 3}, {2});
+  for (DType t : {kF32, kBF16, kF16}) {
+    expect_bits(rand({5, 7}, {t, card}, key).cpu(), rand({5, 7}, {t}, key));
+    expect_bits(randn({5, 7}, {t, card}, key).cpu(), randn({5, 7}, {t}, key));
+  }
+  expect_bits(randint(-3, 9, {50}, {kI64, card}, key).cpu(), randint(-3, 9, {50}, {kI64}, key));
+  const Tensor x = rand({6, 5}, {kF32}, key);
+  expect_bits(dropout(x.to(card), 0.4, key).cpu(), dropout(x, 0.4, key));
+  expect_bits(ones({0, 4}, {kF32, card}).cpu(), ones({0, 4}));
+}
+
+TEST_F(CudaOps, NumbersOfTheHostGoByValue) {
+  const Device card = device_of(0);
+  const Tensor x = arange(0, 6, 1, {kF32}), there = x.to(card);
+  expect_bits((there * 2.5 + 1).cpu(), x * 2.5 + 1);
+  expect_bits((1.0 / (there + 1)).cpu(), 1.0 / (x + 1));
+  expect_bits(where(gt(there, 2), there, scalar_tensor(-1, kF32, kCPU)).cpu(),
+              where(gt(x, 2), x, scalar_tensor(-1, kF32)));
+}
+
+TEST_F(CudaOps, RefusedOperandsAreErrors) {
+  const Device card = device_of(0);
+  const Tensor x = arange(0, 4, 1, {kI64, card});
+  EXPECT_NE(error_of([&] { floor_divide(x, x); }).find("integer division by zero"),
+            std::string::npos);
+  expect_bits(floor_divide(x, x + 1).cpu(), floor_divide(x.cpu(), x.cpu() + 1));
+}
+
+}  // namespace
+}  // namespace tessera::cuda

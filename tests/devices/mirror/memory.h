@@ -1,0 +1,41 @@
+// Memory of one device: addresses that nobody may touch, and the bytes behind them at a constant
+// distance, where kernels work. A freed block goes to the next owner with the events that it waits
+// for. Invariant: the host waits for nothing here.
+#pragma once
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "core/tensor/allocator.h"
+#include "core/tensor/event.h"
+
+namespace mirror {
+
+/// Where the bytes of a device's address are.
+void* bytes_at(const void* address);
+
+class Memory final : public tessera::Allocator {
+ public:
+  explicit Memory(tessera::Device device);
+  void* allocate(size_t bytes) override;
+  void deallocate(void* p, size_t bytes) override { deallocate_after(p, bytes, {}); }
+  void deallocate_after(void* p, size_t bytes,
+                        std::span<const tessera::Ref<tessera::Event>> pending) override;
+  tessera::MemoryStats stats();
+  void reset_peak();
+
+ private:
+  struct Block {
+    void* address;
+    std::vector<tessera::Ref<tessera::Event>> pending;
+  };
+  const tessera::Device device_;
+  char* const begin_;
+  std::mutex mutex_;
+  tessera::MemoryStats stats_;
+  std::map<size_t, std::vector<Block>> free_;                // by size
+  std::unordered_map<void*, tessera::Stream> home_streams_;  // of blocks in use
+};
+
+}  // namespace mirror

@@ -1,0 +1,111 @@
+#include "mirror.h"
+
+#include <array>
+#include <cstring>
+
+#include "core/dispatch/kernel.h"
+#include "core/primitive/registry.h"
+#include "core/tensor/device_runtime.h"
+#include "memory.h"
+#include "schedule.h"
+
+using namespace tessera;
+
+namespace mirror {
+namespace {
+
+constexpr int kDevices = 2;
+
+class Mirror final : public DeviceRuntime {
+ public:
+  std::string_view name() const override { return "mirror"; }
+  int count() override { return kDevices; }
+  std::string describe(int) override { return "kernels of the CPU, run later"; }
+  Allocator& allocator(int index) override { return memory(index); }
+  MemoryStats memory_stats(int index) override { return memory(index).stats(); }
+  void reset_peak_memory(int index) override { memory(index).reset_peak(); }
+  void release_cached_memory(int) override {}
+  Stream stream(int index) override { return stream_of_thread({kind(), int8_t(index)}); }
+  Ref<Event> record(const Stream& s) override { return mirror::record(s); }
+  void synchronize(const Stream& s) override { mirror::synchronize(s); }
+
+  bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
+            const Stream& stream) override {
+    if (bytes == 0) return false;
+    if (from_device.is_cpu()) {  // it is read now: later, the program may have changed it
+      const char* first = static_cast<const char*>(from);
+      enqueue(stream, [to = bytes_at(to), values = std::vector<char>(first, first + bytes)] {
+        std::memcpy(to, values.data(), values.size());
+      });
+      return false;
+    }
+    void* target = to_device.is_cpu() ? to : bytes_at(to);
+    enqueue(stream, [=, from = bytes_at(from)] { std::memcpy(target, from, bytes); });
+    return to_device.is_cpu();
+  }
+
+ private:
+  Memory& memory(int index) {
+    static auto& all = *new std::array<Memory, kDevices>{Memory({kind(), 0}), Memory({kind(), 1})};
+    return all[size_t(index)];
+  }
+};
+
+const Kernel& cpu_kernel(const Primitive& prim) {
+  return kernel_table().find(DeviceKind::kCPU, prim.id());
+}
+
+// What the CPU's kernel gets for `t`: the same elements where the host can reach them. Numbers of
+// the host go by value. Nothing keeps memory of the device alive, as no launch does.
+Tensor twin_of(const Tensor& t) {
+  Meta meta = t.meta();
+  meta.device = kCPU;
+  if (!t.storage()) return Tensor(meta, nullptr);
+  if (t.device().is_cpu()) {
+    Tensor number = empty(t.shape(), t.dtype(), kCPU);
+    std::memcpy(number.raw(), t.raw_values(), t.nbytes());
+    return number;
+  }
+  return Tensor(meta,
+                make_ref<Storage>(bytes_at(t.storage()->data()), t.storage()->bytes(), kCPU,
+                                  Ref<RefCounted>()),
+                t.offset());
+}
+std::vector<Tensor> twins_of(std::span<const Tensor> tensors) {
+  std::vector<Tensor> twins;
+  for (const Tensor& t : tensors) twins.push_back(twin_of(t));
+  return twins;
+}
+
+void plan(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
+  if (auto make = cpu_kernel(prim).plan) make(prim, in, out, plan);
+}
+
+void run(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+         Workspace workspace, const Stream& stream) {
+  enqueue(stream, [op = PrimRef(&prim), in = twins_of(in), out = twins_of(out),
+                   scratch = bytes_at(workspace.data), state = Ref(workspace.state)] {
+    cpu_kernel(*op).run(*op, in, out, {scratch, state.get()}, Stream{});
+  });
+}
+
+void register_kernels(KernelTable& table) {
+  const DeviceKind kind = *find_device_kind("mirror");
+  op_registry();  // names every op, so that all are linked and op_info knows them
+  for (int id = 0; id < op_count(); ++id) {
+    const std::string_view op = op_name(OpId(id));
+    if (const Kernel& cpu = table.find(DeviceKind::kCPU, OpId(id)))
+      table.add(kind, op,
+                {plan, run, cpu.keeps_plan, op_info(op).traits.kind == OpKind::kPointwise});
+  }
+}
+
+}  // namespace
+
+Device device(int index) {
+  static const DeviceKind kind = register_device(std::make_unique<Mirror>());
+  [[maybe_unused]] static const bool has_kernels = (add_kernels(register_kernels), true);
+  return {kind, int8_t(index)};
+}
+
+}  // namespace mirror

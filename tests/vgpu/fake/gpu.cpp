@@ -1,0 +1,312 @@
+#include "tests/vgpu/fake/gpu.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace vgpu {
+
+namespace {
+
+const char* environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value && *value ? value : nullptr;
+}
+
+// A number, or the end of the process: a setting that is misspelt must not pass for its default.
+uint64_t number(const char* name, const char* value) {
+  char* end;
+  const uint64_t n = std::strtoull(value, &end, 10);
+  if (*end || *value < '0' || *value > '9') {
+    std::fprintf(stderr, "vgpu: %s=%s is not a number\n", name, value);
+    std::abort();
+  }
+  return n;
+}
+
+Settings settings_of_environment() {
+  Settings s;
+  const auto integer = [](const char* name, auto* to) {
+    if (const char* v = environment(name))
+      *to = static_cast<std::remove_pointer_t<decltype(to)>>(number(name, v));
+  };
+  integer("VGPU_DEVICES", &s.devices);
+  integer("VGPU_MEMORY", &s.memory_bytes);
+  integer("VGPU_CHECK", &s.checked);
+  integer("VGPU_TRACE", &s.trace);
+  integer("VGPU_PROGRESS_MS", &s.progress_ms);
+  if (s.devices > 64) {
+    std::fprintf(stderr, "vgpu: VGPU_DEVICES=%d, at most 64\n", s.devices);
+    std::abort();
+  }
+  if (const char* v = environment("VGPU_SEED")) {
+    if (std::string(v) == "eager") {
+      s.order = Settings::kEager;
+    } else if (std::string(v) != "late" && (s.seed = number("VGPU_SEED", v)) != 0) {
+      s.order = Settings::kRandom;
+    }
+  }
+  if (const char* v = environment("VGPU_FAIL")) {
+    const std::string text = v;
+    const size_t first = text.find(':'), second = text.find(':', first + 1);
+    s.fail_op = text.substr(0, first);
+    if (first != text.npos)
+      s.fail_nth =
+          static_cast<int>(number("VGPU_FAIL", text.substr(first + 1, second - first - 1).c_str()));
+    if (first != text.npos && second != text.npos)
+      s.fail_error = static_cast<int>(number("VGPU_FAIL", text.substr(second + 1).c_str()));
+  }
+  return s;
+}
+
+thread_local bool host_function = false, executes = false;
+
+}  // namespace
+
+Gpu& gpu() {
+  static auto* one = new Gpu;
+  return *one;
+}
+bool in_host_function() { return host_function; }
+bool runs_here() { return executes; }
+
+Gpu::Gpu() : settings(settings_of_environment()), random_(settings.seed) {
+  if (settings.checked) shadow = std::make_unique<Shadow>(memory);
+  devices.resize(static_cast<size_t>(settings.devices));
+  requested_left_ = settings.fail_nth;
+  install_fault_handler();
+  std::thread([this] { progress(); }).detach();
+}
+
+uint32_t Gpu::new_lane(int device) {
+  auto& idle = idle_lanes_[device];
+  if (idle.empty()) {
+    lanes_.push_back({device, 0});
+    return static_cast<uint32_t>(lanes_.size() - 1);
+  }
+  const uint32_t lane = idle.back();
+  idle.pop_back();
+  return lane;
+}
+
+// A lane whose ops are not done is not used again: the next stream's ops are not behind them.
+void Gpu::give_back_lane(uint32_t lane) {
+  const auto pending = [&](const OpRef& op) { return op->lane == lane; };
+  if (std::ranges::none_of(pending_, pending)) idle_lanes_[lanes_[lane].device].push_back(lane);
+}
+
+void Gpu::fail(int device, Result result, const std::string& text) {
+  Result& error = devices[static_cast<size_t>(device)].error;
+  if (error == Result::kSuccess) error = result;
+  std::fprintf(stderr, "vgpu: %s\n", text.c_str());
+}
+
+// ---- submitting ----
+
+void Gpu::add(const OpRef& op) {
+  for (const OpRef& a : op->after) op->clock.join(a->clock);
+  op->clock.set(op->lane, ++lanes_[op->lane].ops);
+  op->number = next_number_++;
+  if (shadow) shadow->stamp(*op);
+  for (const Op::HostBuffer& b : op->host_buffers) {
+    const std::string other = pinned.use(b.at, op, b.writes);
+    if (shadow && !other.empty())
+      op->refused = op->name + ": race: uses a pinned buffer that '" + other +
+                    "' of another stream uses too, and no event orders the two";
+  }
+  pending_.push_back(op);
+  ++activity_;
+  changed_.notify_all();
+}
+
+OpRef Gpu::submit(StreamState& s, OpKind kind, std::string name, std::function<void()> run,
+                  std::vector<Op::HostBuffer> host_buffers) {
+  auto op = std::make_shared<Op>();
+  op->kind = kind, op->name = std::move(name), op->run = std::move(run);
+  op->device = s.device, op->lane = s.lane, op->capture = s.capture;
+  op->host_buffers = std::move(host_buffers);
+  if (s.last) op->after.push_back(s.last);
+  for (OpRef& w : s.waits) op->after.push_back(std::move(w));
+  s.waits.clear();
+  s.last = op;
+  if (s.capture) return op;  // the caller adds it to its capture
+  op->clock = host_;
+  add(op);
+  return op;
+}
+
+// ---- running ----
+
+void Gpu::run_some() {
+  if (running_) return;
+  if (settings.order == Settings::kEager) {
+    while (run_one(Hosts::kNot)) continue;
+    if (!pending_.empty()) hurry();
+  }
+  if (settings.order == Settings::kRandom)
+    while (random_() % 3 == 0 && run_one(Hosts::kNot)) continue;
+}
+
+void Gpu::hurry() {
+  hurry_ = true;
+  changed_.notify_all();
+}
+
+// Any of those that may run now; the first of them where all run at once.
+bool Gpu::run_one(Hosts hosts) {
+  std::vector<OpRef> ready;
+  for (const OpRef& op : pending_)
+    if (op->state == Op::kPending && (hosts == Hosts::kToo || op->kind != OpKind::kHost) &&
+        std::ranges::all_of(op->after, [](const OpRef& a) { return a->done(); })) {
+      ready.push_back(op);
+      if (settings.order == Settings::kEager) break;
+    }
+  if (ready.empty()) return false;
+  run_op(ready[random_() % ready.size()]);
+  return true;
+}
+
+bool Gpu::fails_on_request(const Op& op) {
+  return !settings.fail_op.empty() && op.name == settings.fail_op && --requested_left_ == 0;
+}
+
+void Gpu::execute(const OpRef& op) {
+  use_signal_stack();
+  running_ = op, executes = true;
+  memory.open();
+  if (shadow) shadow->begin(*op);
+  try {
+    if (fails_on_request(*op))
+      throw OpError(Result{settings.fail_error}, op->name + ": fails, as VGPU_FAIL asks");
+    if (!op->refused.empty()) throw OpError(Result::kIllegalAddress, op->refused);
+    op->run();
+  } catch (const OpError& e) {
+    fail(op->device, e.result, e.what());
+  }
+  Counters& c = counters[op->name];
+  ++c.runs;
+  if (shadow) {
+    c.bytes_read += shadow->bytes_read, c.bytes_written += shadow->bytes_written;
+    shadow->end();
+  }
+  memory.close();
+  running_ = nullptr, executes = false;
+}
+
+void Gpu::run_host_function(const OpRef& op) {
+  const int depth = memory.suspend();
+  mutex.unlock();
+  host_function = true;
+  op->run();
+  host_function = false;
+  mutex.lock();
+  memory.resume(depth);
+}
+
+void Gpu::run_op(const OpRef& op) {
+  const OpRef keep = op;
+  keep->state = Op::kRunning;
+  if (settings.trace)
+    std::fprintf(stderr, "vgpu: device %d, lane %u, op %u: %s\n", keep->device, keep->lane,
+                 keep->number, keep->name.c_str());
+  if (keep->run && devices[static_cast<size_t>(keep->device)].error == Result::kSuccess) {
+    if (keep->kind == OpKind::kHost)
+      run_host_function(keep);
+    else
+      execute(keep);
+  }
+  keep->state = Op::kDone;
+  keep->finished = std::chrono::steady_clock::now();
+  keep->after.clear(), keep->run = nullptr, keep->call = nullptr;
+  std::erase(pending_, keep);
+  ++activity_;
+  changed_.notify_all();
+}
+
+// No more than it needs, but what the seed throws in.
+void Gpu::finish(const OpRef& op) {
+  if (op->done()) return;
+  memory.open();  // once for all of them
+  std::vector<OpRef> path{op};
+  while (!path.empty()) {
+    const OpRef next = path.back();
+    if (next->state == Op::kRunning) {  // by another thread: a function of the host
+      std::unique_lock lock(mutex, std::adopt_lock);
+      changed_.wait(lock, [&] { return next->done(); });
+      lock.release();
+    }
+    if (next->done()) {
+      path.pop_back();
+      continue;
+    }
+    const auto open = std::ranges::find_if(next->after, [](const OpRef& a) { return !a->done(); });
+    if (open != next->after.end()) {
+      path.push_back(*open);
+      continue;
+    }
+    path.pop_back();
+    run_some();
+    if (next->state == Op::kPending)
+      run_op(next);
+    else if (!next->done())
+      path.push_back(next);
+  }
+  memory.close();
+}
+
+void Gpu::wait_for(const OpRef& op) {
+  finish(op);
+  host_.join(op->clock);
+  pinned.host_has_waited(host_);
+}
+
+bool Gpu::query(const OpRef& op) {
+  if (!op->done() && !run_one(Hosts::kNot)) hurry();
+  if (!op->done()) return false;
+  wait_for(op);
+  return true;
+}
+
+void Gpu::wait_for_all(int device) {
+  for (;;) {
+    std::vector<OpRef> open;
+    for (const OpRef& op : pending_)
+      if (op->device == device) open.push_back(op);
+    if (open.empty()) break;
+    wait_for(open[random_() % open.size()]);
+  }
+  // Ops that ran by themselves meanwhile were waited for too.
+  for (uint32_t lane = 0; lane < lanes_.size(); ++lane)
+    if (lanes_[lane].device == device) host_.set(lane, lanes_[lane].ops);
+  pinned.host_has_waited(host_);
+}
+
+void Gpu::drain() {
+  while (!pending_.empty()) finish(OpRef(pending_.front()));
+}
+
+// A device works while the host does something else. Late is late, not never: ranks whose hosts
+// wait for each other by other means would never meet.
+void Gpu::progress() {
+  std::unique_lock lock(mutex);
+  for (;;) {
+    changed_.wait(lock, [this] { return !pending_.empty(); });
+    const uint64_t seen = activity_;
+    if (!hurry_)
+      changed_.wait_for(lock, std::chrono::milliseconds(settings.progress_ms),
+                        [this] { return hurry_; });
+    bool idle = hurry_ || seen == activity_;
+    hurry_ = false;
+    while (idle && run_one(Hosts::kToo)) {  // until somebody else does something
+      const uint64_t mine = activity_;
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+      idle = mine == activity_;
+    }
+    if (!pending_.empty()) changed_.wait_for(lock, std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace vgpu

@@ -1,0 +1,131 @@
+// libnvrtc.so.13 for machines without a GPU: the calls. Kernels are `extern "C" __global__`
+// functions of a text that includes nothing. With VGPU_CHECK=1 in the environment every access of
+// memory becomes a call into the virtual driver. Invariant: an option that is not known is an
+// error.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/backend/cuda/driver_api.h"
+#include "tests/vgpu/nvrtc/compiler.h"
+
+namespace tessera::cuda {
+
+#define FUNCTION(member, symbol, parameters) extern "C" NvrtcResult symbol parameters;
+#include "core/backend/cuda/nvrtc_functions.def"
+#undef FUNCTION
+
+struct ProgramObject {
+  std::string source, name;
+  bool compiled = false;
+  vgpu::Compilation result;
+};
+
+namespace {
+
+constexpr std::array kArchitectures{"75",   "80",  "86",  "87",   "88",   "89",
+                                    "90",   "90a", "100", "100a", "100f", "103",
+                                    "103a", "110", "120", "120a", "121"};
+
+NvrtcResult refuse(NvrtcResult result, const char* call, const std::string& why) {
+  std::fprintf(stderr, "vgpu: %s: %s\n", call, why.c_str());
+  return result;
+}
+
+struct Options {
+  std::string architecture = "750";  // NVRTC's default is the oldest that it knows
+  std::vector<std::string> definitions;
+  std::string unknown;
+};
+bool take_architecture(const std::string& option, Options& to) {
+  for (const char* key : {"--gpu-architecture=sm_", "-arch=sm_"})
+    if (option.starts_with(key)) {
+      const std::string number = option.substr(std::strlen(key));
+      if (std::ranges::find(kArchitectures, number) == kArchitectures.end()) return false;
+      to.architecture = std::to_string(std::atoi(number.c_str())) + "0";
+      return true;
+    }
+  return false;
+}
+Options read_options(int count, const char* const* options) {
+  static const std::set<std::string> kIgnored{"--fmad=false", "-fmad=false",
+                                              "--std=c++20",  "-std=c++20",
+                                              "-lineinfo",    "--generate-line-info"};
+  Options read;
+  for (int i = 0; i < count; ++i) {
+    const std::string option = options[i];
+    if (option.starts_with("-D"))
+      read.definitions.push_back(option.substr(2));
+    else if (option.starts_with("--define-macro="))
+      read.definitions.push_back(option.substr(15));
+    else if (!kIgnored.contains(option) && !take_architecture(option, read))
+      read.unknown = option;
+  }
+  return read;
+}
+
+// The library has every function of the table, or this does not link.
+__attribute__((used)) void* const exported[] = {
+#define FUNCTION(member, symbol, parameters) reinterpret_cast<void*>(&symbol),
+#include "core/backend/cuda/nvrtc_functions.def"
+#undef FUNCTION
+};
+
+}  // namespace
+
+extern "C" {
+
+NvrtcResult nvrtcVersion(int* major, int* minor) {
+  return *major = 13, *minor = 0, NvrtcResult::kSuccess;
+}
+
+NvrtcResult nvrtcCreateProgram(ProgramHandle* program, const char* source, const char* name,
+                               int num_headers, const char* const*, const char* const*) {
+  if (num_headers) return refuse(NvrtcResult::kInvalidInput, __func__, "headers are not emulated");
+  *program = new ProgramObject{source, name && *name ? name : "default_program", false, {}};
+  return NvrtcResult::kSuccess;
+}
+NvrtcResult nvrtcDestroyProgram(ProgramHandle* program) {
+  if (!program || !*program) return refuse(NvrtcResult::kInvalidProgram, __func__, "no program");
+  delete *program;
+  *program = nullptr;
+  return NvrtcResult::kSuccess;
+}
+
+NvrtcResult nvrtcCompileProgram(ProgramHandle program, int num_options,
+                                const char* const* options) {
+  const Options read = read_options(num_options, options);
+  program->compiled = true;
+  if (!read.unknown.empty()) {
+    program->result = {false, "nvrtc: error: unrecognized option " + read.unknown + " found\n", ""};
+    return NvrtcResult::kInvalidOption;
+  }
+  const char* check = std::getenv("VGPU_CHECK");
+  program->result = vgpu::compile(program->source, program->name, read.architecture,
+                                  read.definitions, check && std::string(check) == "1");
+  return program->result.good ? NvrtcResult::kSuccess : NvrtcResult::kCompilation;
+}
+
+NvrtcResult nvrtcGetProgramLogSize(ProgramHandle program, size_t* bytes) {
+  return *bytes = program->result.log.size() + 1, NvrtcResult::kSuccess;
+}
+NvrtcResult nvrtcGetProgramLog(ProgramHandle program, char* log) {
+  std::memcpy(log, program->result.log.c_str(), program->result.log.size() + 1);
+  return NvrtcResult::kSuccess;
+}
+NvrtcResult nvrtcGetCUBINSize(ProgramHandle program, size_t* bytes) {
+  *bytes = program->result.cubin.size();
+  return program->result.good ? NvrtcResult::kSuccess : NvrtcResult::kInvalidProgram;
+}
+NvrtcResult nvrtcGetCUBIN(ProgramHandle program, char* cubin) {
+  std::memcpy(cubin, program->result.cubin.data(), program->result.cubin.size());
+  return program->result.good ? NvrtcResult::kSuccess : NvrtcResult::kInvalidProgram;
+}
+}
+
+}  // namespace tessera::cuda
