@@ -33,7 +33,7 @@ MAY_INCLUDE = {
     "core/optim": AUTOGRAD,
     "core/io": AUTOGRAD,
     "core/data": AUTOGRAD + ["core/io"],
-    "core/backend": OPS + ["core/backend/cpu", "core/backend/cuda/ops"],   # register.cpp: what is linked in
+    "core/backend": OPS + ["core/backend/cpu", "core/backend/cuda", "core/backend/cuda/ops"],   # register.cpp: what is linked in
     "core/backend/cpu": OPS + ["core/backend/cpu/kernels"],
     "core/backend/cuda": TENSOR + ["core/backend/cuda/kernels"],
     "core/backend/cuda/kernels": OPS,

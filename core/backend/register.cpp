@@ -1,11 +1,19 @@
-// Every backend of this build, by name: a kernel family that is not called here does not exist.
+// Every backend of this build, by name: a device or a kernel family that is not called here does
+// not exist.
 #include "core/backend/cpu/register.h"
 #if TESSERA_HAVE_CUDA
 #include "core/backend/cuda/ops/register.h"
+#include "core/backend/cuda/runtime.h"
 #endif
-
+#include "core/tensor/device_runtime.h"
 
 namespace tessera {
+
+void register_devices() {
+#if TESSERA_HAVE_CUDA
+  cuda::register_cuda();
+#endif
+}
 
 void register_kernels(KernelTable& table) {
   cpu::register_pointwise(table);

@@ -61,11 +61,24 @@ Registry& registry() {
   return all;
 }
 
+// With those of this build.
+Registry& whole_registry() {
+  static const bool registered = (register_devices(), true);
+  (void)registered;
+  return registry();
+}
+
+std::optional<DeviceKind> find_in(const Registry& all, std::string_view name) {
+  for (int i = 0; i < all.size; ++i)
+    if (all.runtimes[size_t(i)]->name() == name) return DeviceKind(i);
+  return {};
+}
+
 }  // namespace
 
 DeviceKind register_device(std::unique_ptr<DeviceRuntime> runtime) {
   Registry& all = registry();
-  TESSERA_CHECK(!find_device_kind(runtime->name()),
+  TESSERA_CHECK(!find_in(all, runtime->name()),
                 "register_device: \"{}\" is registered already; choose another name",
                 runtime->name());
   TESSERA_CHECK(all.size < kMaxDeviceKinds,
@@ -84,14 +97,12 @@ DeviceRuntime& runtime_of(DeviceKind kind) {
 
 std::vector<DeviceKind> device_kinds() {
   std::vector<DeviceKind> kinds;
-  for (int i = 0; i < registry().size; ++i) kinds.push_back(DeviceKind(i));
+  for (int i = 0; i < whole_registry().size; ++i) kinds.push_back(DeviceKind(i));
   return kinds;
 }
 
 std::optional<DeviceKind> find_device_kind(std::string_view name) {
-  for (DeviceKind kind : device_kinds())
-    if (runtime_of(kind).name() == name) return kind;
-  return {};
+  return find_in(whole_registry(), name);
 }
 
 void check_device(Device d, std::string_view what) {

@@ -63,6 +63,9 @@ class DeviceRuntime {
   DeviceKind kind_ = DeviceKind::kCPU;
 };
 
+/// Registers the kinds of this build beside the CPU and kMeta, when a kind is first asked for by
+/// name or all are; defined in core/backend/register.cpp, the one place that names them.
+void register_devices();
 /// Adds a kind of device and returns its number. Not to be called while other threads use devices.
 /// Throws UserError where the name is taken or kMaxDeviceKinds are registered.
 DeviceKind register_device(std::unique_ptr<DeviceRuntime> runtime);

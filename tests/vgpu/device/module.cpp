@@ -56,9 +56,7 @@ HOOK(4)
 HOOK(8)
 HOOK(16)
 #undef HOOK
-    void __tsan_read_range(void* p, size_t n) {
-  touch(p, static_cast<int>(n), kVgpuRead);
-}
+void __tsan_read_range(void* p, size_t n) { touch(p, static_cast<int>(n), kVgpuRead); }
 void __tsan_write_range(void* p, size_t n) { touch(p, static_cast<int>(n), kVgpuWrite); }
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit(void*) {}

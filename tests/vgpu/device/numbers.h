@@ -151,18 +151,26 @@ VGPU_LIBM1(fabs)
 VGPU_LIBM1(rint)
 VGPU_LIBM1(round)
 VGPU_LIBM1(nearbyint)
-VGPU_LIBM1(floor) VGPU_LIBM1(ceil) VGPU_LIBM1(trunc) VGPU_LIBM1(exp) VGPU_LIBM1(log)
-    VGPU_LIBM1(sqrt) VGPU_LIBM1(exp2) VGPU_LIBM1(expm1) VGPU_LIBM1(log2) VGPU_LIBM1(log10)
-        VGPU_LIBM1(log1p) VGPU_LIBM1(sin) VGPU_LIBM1(cos) VGPU_LIBM1(tan) VGPU_LIBM1(asin)
-            VGPU_LIBM1(acos) VGPU_LIBM1(atan) VGPU_LIBM1(sinh) VGPU_LIBM1(cosh) VGPU_LIBM1(tanh)
-                VGPU_LIBM1(asinh) VGPU_LIBM1(acosh) VGPU_LIBM1(atanh) VGPU_LIBM1(erf)
-                    VGPU_LIBM1(erfc) VGPU_LIBM1(lgamma) VGPU_LIBM1(tgamma) VGPU_LIBM1(cbrt)
-                        VGPU_LIBM2(copysign) VGPU_LIBM2(fmod) VGPU_LIBM2(pow) VGPU_LIBM2(atan2)
-                            VGPU_LIBM2(fmax) VGPU_LIBM2(fmin) VGPU_LIBM2(hypot)
-                                VGPU_LIBM2(nextafter) VGPU_LIBM2(fdim)
+VGPU_LIBM1(floor)
+VGPU_LIBM1(ceil)
+VGPU_LIBM1(trunc)
+VGPU_LIBM1(exp)
+VGPU_LIBM1(log)
+VGPU_LIBM1(sqrt)
+VGPU_LIBM1(exp2)
+VGPU_LIBM1(expm1)
+VGPU_LIBM1(log2)
+VGPU_LIBM1(log10)
+VGPU_LIBM1(log1p)
+VGPU_LIBM1(sin) VGPU_LIBM1(cos) VGPU_LIBM1(tan) VGPU_LIBM1(asin) VGPU_LIBM1(acos) VGPU_LIBM1(atan)
+    VGPU_LIBM1(sinh) VGPU_LIBM1(cosh) VGPU_LIBM1(tanh) VGPU_LIBM1(asinh) VGPU_LIBM1(acosh)
+        VGPU_LIBM1(atanh) VGPU_LIBM1(erf) VGPU_LIBM1(erfc) VGPU_LIBM1(lgamma) VGPU_LIBM1(tgamma)
+            VGPU_LIBM1(cbrt) VGPU_LIBM2(copysign) VGPU_LIBM2(fmod) VGPU_LIBM2(pow) VGPU_LIBM2(atan2)
+                VGPU_LIBM2(fmax) VGPU_LIBM2(fmin) VGPU_LIBM2(hypot) VGPU_LIBM2(nextafter)
+                    VGPU_LIBM2(fdim)
 #undef VGPU_LIBM1
 #undef VGPU_LIBM2
-                                    extern "C" float fmaf(float, float, float);
+                        extern "C" float fmaf(float, float, float);
 extern "C" double fma(double, double, double);
 extern "C" float ldexpf(float, int);
 extern "C" double ldexp(double, int);
@@ -227,90 +235,94 @@ VGPU_LOAD(__ldg)
 VGPU_LOAD(__ldca)
 VGPU_LOAD(__ldcg)
 VGPU_LOAD(__ldcs)
-VGPU_LOAD(__ldlu) VGPU_LOAD(__ldcv)
+VGPU_LOAD(__ldlu)
+VGPU_LOAD(__ldcv)
 #undef VGPU_LOAD
 #define VGPU_STORE(name)               \
   template <class T>                   \
   inline void name(T* p, const T& x) { \
     *p = x;                            \
   }
-    VGPU_STORE(__stwb) VGPU_STORE(__stcg) VGPU_STORE(__stcs) VGPU_STORE(__stwt)
+VGPU_STORE(__stwb)
+VGPU_STORE(__stcg)
+VGPU_STORE(__stcs)
+VGPU_STORE(__stwt)
 #undef VGPU_STORE
 
-    // ---- narrow floats by their bits: for the twins of instructions that convert ----
+// ---- narrow floats by their bits: for the twins of instructions that convert ----
 
-    namespace vgpu {
+namespace vgpu {
 
-  /// A float of `kExponent` and `kMantissa` bits, rounded to nearest even. Where `kInfinity` is not
-  /// set (e4m3) the largest pattern is NaN and there is no infinity. `saturate`: what is too large
-  /// becomes the largest number, as the conversions to 8 bits do on request.
-  template <int kExponent, int kMantissa, bool kInfinity>
-  unsigned narrow(float value, bool saturate) {
-    constexpr int kBias = (1 << (kExponent - 1)) - 1;
-    constexpr unsigned kAll = (1u << (kExponent + kMantissa)) - 1;
-    constexpr unsigned kInf = ((1u << kExponent) - 1) << kMantissa;
-    constexpr unsigned kLargest = kInfinity ? kInf - 1 : kAll - 1;
-    const unsigned bits = __builtin_bit_cast(unsigned, value);
-    const unsigned sign = bits >> 31 << (kExponent + kMantissa), a = bits & 0x7fffffffu;
-    if (a > 0x7f800000u) return sign | (kInfinity ? kInf | 1u << (kMantissa - 1) : kAll);
-    const int exponent = static_cast<int>(a >> 23) - 127;
-    unsigned result;
-    if (a == 0x7f800000u) {
-      result = kLargest + 1;
-    } else {
-      const int lost = 23 - kMantissa + (exponent < 1 - kBias ? 1 - kBias - exponent : 0);
-      if (a >> 23 == 0 || lost > 24) return sign;  // denormals of f32 are below all of these
-      const unsigned long long full = (a & 0x7fffffu) | 0x800000u;
-      const unsigned long long half = 1ull << (lost - 1), kept = full >> lost;
-      const unsigned long long rest = full & ((1ull << lost) - 1);
-      const unsigned rounded =
-          static_cast<unsigned>(kept + (rest > half || (rest == half && (kept & 1))));
-      result = exponent < 1 - kBias
-                   ? rounded
-                   : rounded + (static_cast<unsigned>(exponent + kBias - 1) << kMantissa);
-      if (exponent + kBias >= 1 << (kExponent + 1)) result = kLargest + 1;
-    }
-    if (result > kLargest) result = saturate ? kLargest : kInfinity ? kInf : kAll;
-    return sign | result;
+/// A float of `kExponent` and `kMantissa` bits, rounded to nearest even. Where `kInfinity` is not
+/// set (e4m3) the largest pattern is NaN and there is no infinity. `saturate`: what is too large
+/// becomes the largest number, as the conversions to 8 bits do on request.
+template <int kExponent, int kMantissa, bool kInfinity>
+unsigned narrow(float value, bool saturate) {
+  constexpr int kBias = (1 << (kExponent - 1)) - 1;
+  constexpr unsigned kAll = (1u << (kExponent + kMantissa)) - 1;
+  constexpr unsigned kInf = ((1u << kExponent) - 1) << kMantissa;
+  constexpr unsigned kLargest = kInfinity ? kInf - 1 : kAll - 1;
+  const unsigned bits = __builtin_bit_cast(unsigned, value);
+  const unsigned sign = bits >> 31 << (kExponent + kMantissa), a = bits & 0x7fffffffu;
+  if (a > 0x7f800000u) return sign | (kInfinity ? kInf | 1u << (kMantissa - 1) : kAll);
+  const int exponent = static_cast<int>(a >> 23) - 127;
+  unsigned result;
+  if (a == 0x7f800000u) {
+    result = kLargest + 1;
+  } else {
+    const int lost = 23 - kMantissa + (exponent < 1 - kBias ? 1 - kBias - exponent : 0);
+    if (a >> 23 == 0 || lost > 24) return sign;  // denormals of f32 are below all of these
+    const unsigned long long full = (a & 0x7fffffu) | 0x800000u;
+    const unsigned long long half = 1ull << (lost - 1), kept = full >> lost;
+    const unsigned long long rest = full & ((1ull << lost) - 1);
+    const unsigned rounded =
+        static_cast<unsigned>(kept + (rest > half || (rest == half && (kept & 1))));
+    result = exponent < 1 - kBias
+                 ? rounded
+                 : rounded + (static_cast<unsigned>(exponent + kBias - 1) << kMantissa);
+    if (exponent + kBias >= 1 << (kExponent + 1)) result = kLargest + 1;
   }
-  template <int kExponent, int kMantissa, bool kInfinity>
-  float widen(unsigned bits) {
-    constexpr int kBias = (1 << (kExponent - 1)) - 1;
-    constexpr unsigned kTop = (1u << kExponent) - 1;
-    const unsigned exponent = bits >> kMantissa & kTop, mantissa = bits & ((1u << kMantissa) - 1);
-    const unsigned sign = bits >> (kExponent + kMantissa) << 31;
-    const bool special =
-        kInfinity ? exponent == kTop : exponent == kTop && mantissa == (1u << kMantissa) - 1;
-    float value;
-    if (special)
-      value = mantissa ? __builtin_nanf("") : __builtin_inff();
-    else if (exponent == 0)
-      value = static_cast<float>(mantissa) *
-              __builtin_bit_cast(float, unsigned(128 - kBias - kMantissa) << 23);
-    else
-      value = __builtin_bit_cast(
-          float, (exponent + unsigned(127 - kBias)) << 23 | mantissa << (23 - kMantissa));
-    return __builtin_bit_cast(float, __builtin_bit_cast(unsigned, value) | sign);
-  }
-  inline unsigned short to_half(float x) {
-    return static_cast<unsigned short>(narrow<5, 10, true>(x, false));
-  }
-  inline float from_half(unsigned short x) { return widen<5, 10, true>(x); }
-  inline unsigned short to_bfloat16(float x) {
-    const unsigned b = __builtin_bit_cast(unsigned, x);
-    return x != x ? 0x7fff : static_cast<unsigned short>((b + 0x7fffu + (b >> 16 & 1)) >> 16);
-  }
-  inline float from_bfloat16(unsigned short x) {
-    return __builtin_bit_cast(float, unsigned(x) << 16);
-  }
-  /// cvt.rn.satfinite: too large becomes the largest number.
-  inline unsigned char to_e4m3(float x) {
-    return static_cast<unsigned char>(narrow<4, 3, false>(x, true));
-  }
-  inline float from_e4m3(unsigned char x) { return widen<4, 3, false>(x); }
-  inline unsigned char to_e5m2(float x) {
-    return static_cast<unsigned char>(narrow<5, 2, true>(x, true));
-  }
-  inline float from_e5m2(unsigned char x) { return widen<5, 2, true>(x); }
+  if (result > kLargest) result = saturate ? kLargest : kInfinity ? kInf : kAll;
+  return sign | result;
+}
+template <int kExponent, int kMantissa, bool kInfinity>
+float widen(unsigned bits) {
+  constexpr int kBias = (1 << (kExponent - 1)) - 1;
+  constexpr unsigned kTop = (1u << kExponent) - 1;
+  const unsigned exponent = bits >> kMantissa & kTop, mantissa = bits & ((1u << kMantissa) - 1);
+  const unsigned sign = bits >> (kExponent + kMantissa) << 31;
+  const bool special =
+      kInfinity ? exponent == kTop : exponent == kTop && mantissa == (1u << kMantissa) - 1;
+  float value;
+  if (special)
+    value = mantissa ? __builtin_nanf("") : __builtin_inff();
+  else if (exponent == 0)
+    value = static_cast<float>(mantissa) *
+            __builtin_bit_cast(float, unsigned(128 - kBias - kMantissa) << 23);
+  else
+    value = __builtin_bit_cast(
+        float, (exponent + unsigned(127 - kBias)) << 23 | mantissa << (23 - kMantissa));
+  return __builtin_bit_cast(float, __builtin_bit_cast(unsigned, value) | sign);
+}
+inline unsigned short to_half(float x) {
+  return static_cast<unsigned short>(narrow<5, 10, true>(x, false));
+}
+inline float from_half(unsigned short x) { return widen<5, 10, true>(x); }
+inline unsigned short to_bfloat16(float x) {
+  const unsigned b = __builtin_bit_cast(unsigned, x);
+  return x != x ? 0x7fff : static_cast<unsigned short>((b + 0x7fffu + (b >> 16 & 1)) >> 16);
+}
+inline float from_bfloat16(unsigned short x) {
+  return __builtin_bit_cast(float, unsigned(x) << 16);
+}
+/// cvt.rn.satfinite: too large becomes the largest number.
+inline unsigned char to_e4m3(float x) {
+  return static_cast<unsigned char>(narrow<4, 3, false>(x, true));
+}
+inline float from_e4m3(unsigned char x) { return widen<4, 3, false>(x); }
+inline unsigned char to_e5m2(float x) {
+  return static_cast<unsigned char>(narrow<5, 2, true>(x, true));
+}
+inline float from_e5m2(unsigned char x) { return widen<5, 2, true>(x); }
 
 }  // namespace vgpu
