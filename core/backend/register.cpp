@@ -45,6 +45,8 @@ void register_kernels(KernelTable& table) {
   cuda::register_random(table);
   cuda::register_update(table);
   cuda::register_attention(table);
+  cuda::register_conv(table);
+  cuda::register_pool(table);
 #endif
 }
 

@@ -101,7 +101,7 @@ std::span<const OptionRow> option_table() {
       row("backend", &Options::backend, kTogether,
           "collectives between CPU ranks: shm or gloo; default by host"),
       row("device", &Options::device, kTogether,
-          "auto (cpu), cpu, or another kind of device of this build, as in cuda or cuda:1"),
+          "auto (a card where there is one), cpu, or another kind of device, as in cuda or cuda:1"),
       row("seed", &Options::seed, kNumbers, "seed of weights, data order and dropout"),
       row("deterministic", &Options::deterministic, kNumbers,
           "the same bits on any power-of-two number of ranks, with any number of threads"),

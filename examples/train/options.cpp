@@ -203,6 +203,9 @@ Device device_of(const Options& o) {
   if (o.device != "auto") {
     device = parse_device(o.device);
     TESSERA_CHECK(!device.is_meta(), "train: --device meta has no values; use cpu");
+  } else {
+    for (DeviceKind kind : device_kinds())
+      if (!Device{kind}.is_meta() && runtime_of(kind).count() > 0) device = {kind};
   }
   check_device(device, "train");
   const bool numbered = o.device.find(':') != std::string::npos;

@@ -61,9 +61,9 @@ inline bool is_synthetic(const Options& o) {
 /// The dtype in which products and attention are computed.
 DType compute_dtype(const Options& options);
 
-/// The device of this rank: that of --device, for a kind without an index the one with the rank's
-/// number on its host. "auto" is the CPU, since cards lack kernels of some models (convolutions).
-/// Throws UserError where it is not there.
+/// The device of this rank: that of --device, or for a kind without an index, and for "auto", which
+/// prefers any other kind to the CPU, the one with the rank's number on its host. Throws UserError
+/// where it is not there.
 Device device_of(const Options& options);
 
 /// The result of parsing and checking.

@@ -330,7 +330,8 @@ TEST_F(CudaMemory, EventsThatFreeMemoryWhenTheyEnd) {
 // Threads allocate, fill and check on streams of their own while memory is short, so that blocks
 // change streams and are released meanwhile.
 TEST_F(CudaMemory, ManyThreadsShareACard) {
-  CachingAllocator a(0, 24 * kMiB);
+  // Each thread holds a block of 2 MiB and a slab, in chunks that others have a part of.
+  CachingAllocator a(0, 64 * kMiB);
   const auto work = [&](uint32_t seed) {
     const Stream stream = compute_stream(0);
     std::mt19937 random(seed);

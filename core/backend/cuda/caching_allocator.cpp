@@ -137,11 +137,14 @@ CachingAllocator::Block& CachingAllocator::take_block(size_t bytes, StreamHandle
     return b ? b : best_fit_elsewhere(stream, wanted);
   };
   Block* block = search();
-  if (!block) {
-    release(lock);
+  while (!block) {
+    // What another thread gives back is neither in use nor free until it has.
+    if (releasing_ > 0)
+      released_.wait(lock);
+    else if (!release(lock))
+      raise_shortage(bytes);
     block = search();
   }
-  if (!block) raise_shortage(bytes);
   caches_[block->home].blocks.erase(block);
   block->free = false;
   cut(*block, wanted);
@@ -304,7 +307,7 @@ void CachingAllocator::drop_ended(Lock& lock) {
 }
 
 // What is to be unmapped counts as in use while its users are waited for, without the lock.
-void CachingAllocator::release(Lock& lock) {
+bool CachingAllocator::release(Lock& lock) {
   drop_ended(lock);
   free_empty_slabs();
   std::vector<Block*> leaving;
@@ -316,6 +319,8 @@ void CachingAllocator::release(Lock& lock) {
     block.free = false;
     leaving.push_back(&block);
   }
+  if (leaving.empty()) return false;
+  ++releasing_;
   lock.unlock();
   std::exception_ptr failure;
   try {
@@ -335,7 +340,10 @@ void CachingAllocator::release(Lock& lock) {
     else
       unmap_whole_chunks(*block);
   }
+  --releasing_;
+  released_.notify_all();
   if (failure) std::rethrow_exception(failure);
+  return true;
 }
 
 // Nothing uses `block` any more.

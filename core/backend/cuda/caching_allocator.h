@@ -5,6 +5,7 @@
 // stream of its next owner waits for them. Invariant: no host thread waits here, except to give
 // memory back to the driver.
 #pragma once
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -124,13 +125,16 @@ class CachingAllocator final : public Allocator {
   void free_small(Slab& slab, DevicePtr at, size_t bytes, std::span<const Ref<Event>> pending);
   void free_empty_slabs();
   void drop_ended(Lock& lock);
-  void release(Lock& lock);
+  /// Gives free chunks back; false where there were none.
+  bool release(Lock& lock);
   void unmap_whole_chunks(Block& block);
   [[noreturn]] void raise_shortage(size_t bytes) const;
 
   const int device_;
   const size_t limit_;
   mutable std::mutex mutex_;
+  std::condition_variable_any released_;
+  int releasing_ = 0;  // threads that give memory back
   VirtualRange range_;
   MemoryLedger ledger_;
   std::vector<Ref<Event>> dropped_;

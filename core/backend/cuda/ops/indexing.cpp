@@ -159,6 +159,34 @@ void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const 
                                 *at, c.extent));
 }
 
+// Sums begin at zero, the others at the first operand; lines of the index are walked in order, in
+// the compute type.
+template <bool kSum>
+void run_combine(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const int dim = dim_of(prim);
+  const DType t = out[0].dtype(), compute = t == kF64 ? kF64 : is_floating(t) ? kF32 : kI64;
+  const Tensor all = t == compute ? out[0] : empty(out[0].shape(), compute, stream.device);
+  if constexpr (kSum)
+    fill(all, 0, stream);
+  else
+    convert(in[0], all, stream);
+  const Around a(in[1].shape(), dim);
+  if (in[1].numel() > 0) {
+    SegmentCall c{};
+    const ReportWord refused(stream);
+    c.in = in[2].device_data(), c.out = all.device_data(), c.report = refused.data();
+    c.keys = static_cast<const long*>(in[1].device_data());
+    c.rows = c.extent = out[0].size(dim), c.ignored = -1;
+    c.inner = make_divisor(uint32_t(a.inner)), c.n = make_divisor(uint32_t(a.n));
+    c.count = unsigned(a.outer * a.inner);
+    const std::string_view op = prim.name();  // scatter_sum, ..
+    launch(segments_instance(op.substr(op.find('_') + 1), in[2].dtype(), compute).name, "lines",
+           cover(c.count, 256), stream, c);
+    check(refused, prim, in[1], dim, c.extent);
+  }
+  if (!all.is_same(out[0])) convert(all, out[0], stream);
+}
+
 template <bool kLargest>
 void run_extreme(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Around a(in[0].shape(), dim_of(prim));
@@ -174,6 +202,9 @@ void register_indexing(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   table.add(cuda, "gather", {.plan = plan_index<1>, .run = run_gather});
   table.add(cuda, "scatter", {.plan = plan_index<4>, .run = run_scatter});
+  table.add(cuda, "scatter_sum", {.plan = plan_dense<6>, .run = run_combine<true>});
+  for (const char* op : {"scatter_prod", "scatter_amax", "scatter_amin"})
+    table.add(cuda, op, {.plan = plan_dense<6>, .run = run_combine<false>});
   table.add(cuda, "wrap_index", {.plan = plan_dense<1>, .run = run_wrap_index});
   table.add(cuda, "embedding", {.plan = plan_dense<3>, .run = run_embedding});
   table.add(cuda, "embedding_grad", {.plan = plan_dense<3>, .run = run_embedding_grad});

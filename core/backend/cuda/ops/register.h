@@ -15,5 +15,7 @@ void register_contract(KernelTable& table);
 void register_random(KernelTable& table);
 void register_update(KernelTable& table);
 void register_attention(KernelTable& table);
+void register_conv(KernelTable& table);
+void register_pool(KernelTable& table);
 
 }  // namespace tessera::cuda
