@@ -329,7 +329,7 @@ class Trainer {
     std::tie(done.losses, done.norm) =
         o_.compile ? run_compiled(done.batches, done.key) : update(done.batches, done.key);
     done.communication_ms = strategy_->communication_ms();
-    if (device_.is_cpu()) return finish(done);
+    if (device_.is_cpu()) return finish(done, done.start);
     // To read the loss now would be to wait for the device, which would then have nothing to do.
     // The copy is enqueued, and update() reads it when the next step's backward is enqueued too.
     done.losses = done.losses.cpu(), done.norm = done.norm.cpu();
@@ -345,11 +345,14 @@ class Trainer {
     double communication_ms = 0;
   };
 
-  void finish_pending() {
-    if (std::optional<Step> step = std::exchange(pending_, std::nullopt)) finish(*step);
+  // The time of a step on a device is that between two reports; of the last one before a pause,
+  // that since it began.
+  void finish_pending(bool pause = true) {
+    if (std::optional<Step> step = std::exchange(pending_, std::nullopt))
+      finish(*step, pause ? step->start : std::max(step->start, told_));
   }
 
-  void finish(const Step& step) {
+  void finish(const Step& step, Clock::time_point since) {
     const double loss = global_mean(*strategy_, step.losses);
     const double size = step.norm.item<double>();
     if (!std::isfinite(loss))
@@ -357,7 +360,7 @@ class Trainer {
     if (!std::isfinite(size) && !scaler_.enabled())
       explain(step.number, step.batches, step.key,
               fmt::format("the norm of the gradients is {}", size));
-    tell(step, loss, size, std::max(step.start, told_));
+    tell(step, loss, size, since);
     told_ = Clock::now();
   }
 
@@ -373,7 +376,7 @@ class Trainer {
     constexpr double kUnbounded = std::numeric_limits<double>::infinity();
     optim::Clip clip = strategy_->clip(*optimizer_, o_.clip_norm > 0 ? o_.clip_norm : kUnbounded,
                                        scaler_.inverse_scale());
-    finish_pending();  // it may throw, with the parameters that its step left
+    finish_pending(/*pause=*/false);  // it may throw, with the parameters that its step left
     if (!scaler_.enabled()) {
       // A NaN stops the run, which explains it from the state before the step: see explain.
       Tensor none = scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64);
