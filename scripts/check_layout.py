@@ -125,7 +125,7 @@ NOT_LIMITS = {
     "core/backend/cuda/kernels/device.h": "kPack",
     "core/backend/cuda/kernels/draws.h": "kRandomThreads",
     "core/backend/cuda/kernels/indexing.cpp": "kRun",
-    "core/backend/cuda/kernels/matmul.cpp": "kMaxBatch",
+    "core/backend/cuda/kernels/matmul.cpp": "kMaxBlocks",
     "core/backend/cuda/kernels/parameters.h": "kWalkDims kWalkOperands",
     "core/backend/cuda/kernels/pointwise.cpp": "kCheap kSteps",
     "core/backend/cuda/kernels/random.h": "kUpdatePiece",

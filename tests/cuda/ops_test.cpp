@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/dispatch/call.h"
+#include "core/ops/contract.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -147,6 +148,22 @@ TEST_F(CudaOps, NumbersOfTheHostGoByValue) {
   expect_bits((1.0 / (there + 1)).cpu(), 1.0 / (x + 1));
   expect_bits(where(gt(there, 2), there, scalar_tensor(-1, kF32, kCPU)).cpu(),
               where(gt(x, 2), x, scalar_tensor(-1, kF32)));
+}
+
+TEST_F(CudaOps, ProductsOfIntegers) {
+  const Device card = device_of(0);
+  const Tensor a = reshape(arange(0, 6, 1, {kI32}), {2, 3}),
+               b = reshape(arange(0, 12, 1, {kI32}), {3, 4});
+  expect_bits(matmul(a.to(card), b.to(card)).cpu(), matmul(a, b));
+}
+
+// More matrices than a grid has blocks along a dim.
+TEST_F(CudaOps, ManySmallProducts) {
+  const Device card = device_of(0);
+  const Tensor key = from_values<int64_t>({7, 3}, {2});
+  const Tensor a = randint(-4, 4, {70000, 2, 2}, {kI64}, key).to(kF32),
+               b = randint(-4, 4, {70000, 2, 2}, {kI64}, key).to(kF32);
+  expect_bits(matmul(a.to(card), b.to(card)).cpu(), matmul(a, b));
 }
 
 TEST_F(CudaOps, RefusedOperandsAreErrors) {

@@ -142,7 +142,7 @@ std::vector<KernelText> all_kernel_texts() {
   add(texts, "dropout", of_dtypes(dropout_instance, kFloats), 4);
   add(texts, "arange", of_dtypes(arange_instance, kAllDTypes), 8);
   add(texts, "update", of_dtypes(update_instance, {kF32, kF64}), 2);
-  add(texts, "matmul", of_dtypes(matmul_instance, {kI64, kF16, kBF16, kF32, kF64}), 5);
+  add(texts, "matmul", of_dtypes(matmul_instance, kAllDTypes), 8);
   add(texts, "attention", attention_instances(), 2);
   add(texts, "scan", scan_instances(), 8);
   add(texts, "pool", of_dtypes(pool_instance, kFloats), 4);

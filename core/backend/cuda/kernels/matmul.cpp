@@ -10,7 +10,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int64_t kMaxBatch = 65535;  // of the grid's third dim
+constexpr int64_t kMaxBlocks = 65535;  // along y and along z
 
 bool on_units(DType t) { return t == kF16 || t == kBF16; }
 
@@ -37,31 +37,33 @@ std::vector<MatmulLaunch> matmul_launches(DType dtype, std::span<const int64_t> 
   if (m == 0 || n == 0) return launches;
   const int bytes = int(size_of(dtype));
   const int64_t tile = on_units(dtype) ? 128 : 64;
-  TESSERA_ASSERT((m + tile - 1) / tile <= 65535 && k < int64_t(1) << 31 && n < int64_t(1) << 31,
-                 "kernels: a product of {} x {} x {}", m, n, k);
+  TESSERA_ASSERT(k < int64_t(1) << 31 && n < int64_t(1) << 31, "kernels: a product of {} x {} x {}",
+                 m, n, k);
   const Strided operands[] = {
       {c.data, bytes, c.batch}, {a.data, bytes, a.batch}, {b.data, bytes, b.batch}};
-  for (const WalkPiece& piece : make_walks(batch, operands)) {
-    TESSERA_ASSERT(piece.walk.count <= kMaxBatch, "kernels: a batch of {} products",
-                   piece.walk.count);
-    MatmulLaunch l{};
-    auto at = [&](const Matrices& x, int i) {
-      return static_cast<const char*>(x.data) + piece.begin[i] * bytes;
-    };
-    l.call.c = const_cast<char*>(at(c, 0)), l.call.a = at(a, 1), l.call.b = at(b, 2);
-    l.call.result = {c.row, c.column};
-    l.call.left = {a.row, a.column};
-    l.call.right = {b.row, b.column};
-    l.call.m = int(m), l.call.n = int(n), l.call.k = int(k), l.call.accumulate = accumulate;
-    l.call.packs = int(in_packs(l.call.a, a.column, a.row, k, a.batch)) |
-                   int(in_packs(l.call.b, b.row, b.column, k, b.batch)) << 1;
-    l.call.batch = piece.walk;
-    l.geometry = {
-        {unsigned((n + tile - 1) / tile), unsigned((m + tile - 1) / tile), piece.walk.count},
-        {256, 1, 1},
-        0};
-    launches.push_back(l);
-  }
+  for (const WalkPiece& piece : make_walks(batch, operands))
+    for (unsigned first = 0; first < piece.walk.count; first += kMaxBlocks)
+      for (int64_t row = 0; row < m; row += kMaxBlocks * tile) {
+        const int64_t rows = std::min(kMaxBlocks * tile, m - row);
+        auto at = [&](const Matrices& x, int i, int64_t skipped) {
+          return static_cast<const char*>(x.data) + (piece.begin[i] + skipped) * bytes;
+        };
+        MatmulLaunch l{};
+        l.call.c = const_cast<char*>(at(c, 0, row * c.row));
+        l.call.a = at(a, 1, row * a.row), l.call.b = at(b, 2, 0);
+        l.call.result = {c.row, c.column};
+        l.call.left = {a.row, a.column};
+        l.call.right = {b.row, b.column};
+        l.call.m = int(rows), l.call.n = int(n), l.call.k = int(k), l.call.accumulate = accumulate;
+        l.call.packs = int(in_packs(l.call.a, a.column, a.row, k, a.batch)) |
+                       int(in_packs(l.call.b, b.row, b.column, k, b.batch)) << 1;
+        l.call.first = first, l.call.batch = piece.walk;
+        l.geometry = {{unsigned((n + tile - 1) / tile), unsigned((rows + tile - 1) / tile),
+                       std::min<unsigned>(kMaxBlocks, piece.walk.count - first)},
+                      {256, 1, 1},
+                      0};
+        launches.push_back(l);
+      }
   return launches;
 }
 

@@ -18,7 +18,7 @@ TESSERA_FN Compute<T> inside(const T* x, const MatmulOperand& o, int r, int rows
 /// This block's matrix of operand k of the walk over batches.
 template <class T, int k>
 TESSERA_FN const T* matrix_of(const void* data, const MatmulCall& c) {
-  return static_cast<const T*>(data) + offsets<3>(c.batch, blockIdx.z).of[k];
+  return static_cast<const T*>(data) + offsets<3>(c.batch, c.first + blockIdx.z).of[k];
 }
 
 /// 64 x 64 of C by 256 threads, 4 x 4 each.

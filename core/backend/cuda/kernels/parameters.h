@@ -31,7 +31,7 @@ struct Walk {
 };
 
 /// Where kernels report an operand that they refuse: zero, or the complement of the first bad
-/// position, which is the largest of those that threads wrote. The host reads it beside a value.
+/// position, which is the largest of those that threads wrote. The host waits for it.
 using Report = unsigned long long;
 
 // ---- pointwise.cu ----
@@ -198,6 +198,7 @@ struct MatmulCall {
   void* c;
   MatmulOperand result, left, right;
   int m, n, k, accumulate, packs;
+  unsigned first;  // position of the batch that block 0 along z has
   Walk batch;
 };
 

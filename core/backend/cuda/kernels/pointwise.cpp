@@ -22,10 +22,9 @@ constexpr PointwiseOp kOps[] = {
 #include "core/ops/pointwise.def"
 };
 
-// A thread of a cheap op has four reads of each operand on the way, which hides the memory's
-// latency; others would only grow, as would those of
-// 16-bit elements, which take a register each. Integers are computed in 64 bits, which fills
-// registers.
+// A thread of a cheap op reads four packs of each operand before it computes, two where elements
+// are not of 4 bytes, which hides the memory's latency. Other ops read one pack, since more would
+// not fit in registers; so do integers, which are computed in 64 bits.
 constexpr int kCheap = 4, kSteps = 4;
 
 PointwiseShape shape(DType t, int bytes, bool cheap) {

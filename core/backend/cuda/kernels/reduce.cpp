@@ -73,7 +73,8 @@ std::vector<ReduceLaunch> reduce_launches(int64_t outer, int64_t n, int64_t inne
 }
 
 ReduceLaunch extreme_launch(int64_t outer, int64_t n, int64_t inner) {
-  TESSERA_ASSERT(outer * inner < int64_t(1) << 31, "kernels: argmax of {} lines", outer * inner);
+  TESSERA_ASSERT(outer * inner < int64_t(1) << 31 && n < int64_t(1) << 31,
+                 "kernels: argmax of {} lines of {}", outer * inner, n);
   ReduceLaunch l{"positions", {}, {}, outer * inner};
   l.call = {nullptr, nullptr, unsigned(outer), unsigned(n), unsigned(inner), 1, unsigned(n), 0};
   l.geometry = {{unsigned(outer * inner), 1, 1}, {256, 1, 1}, 0};

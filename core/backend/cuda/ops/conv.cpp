@@ -103,33 +103,50 @@ void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stre
   const Tensor g = channels_last(in[0], stream), &w = in[1], &dx = out[0];
   const Convolution conv(attributes_of<ConvAttributes>(prim), dx.shape(), w.shape(), g.shape());
   if (conv.empty()) return fill(dx, 0, stream);
-  const Tensor columns = empty({conv.groups, conv.rows, conv.columns}, g.dtype(), stream.device);
-  const int64_t of_c[] = {conv.rows * conv.columns}, of_a[] = {conv.outputs},
-                of_b[] = {conv.outputs * conv.columns};
-  multiply(conv, g.dtype(), conv.rows, conv.columns, conv.outputs,
-           {columns.device_data(), conv.columns, 1, of_c},
-           {g.device_data(), conv.groups * conv.outputs, 1, of_a},
-           {w.device_data(), conv.columns, 1, of_b}, false, stream);
-  ConvCall c = conv.call(0, conv.rows);
-  c.in = columns.device_data(), c.out = dx.device_data(), c.x = strides_of(dx);
-  c.count = unsigned(dx.numel());
-  launch(conv_instance(g.dtype()).name, "collect", cover(c.count, 256), stream, c);
+  const int64_t images = dx.size(0), places = conv.rows / images, all = conv.groups * conv.outputs;
+  const int64_t piece = std::max<int64_t>(1, conv.piece(g.dtype()) / places);
+  for (int64_t first = 0; first < images; first += piece) {
+    const int64_t n = std::min(piece, images - first), rows = n * places;
+    const Tensor columns = empty({conv.groups, rows, conv.columns}, g.dtype(), stream.device);
+    const int64_t of_c[] = {rows * conv.columns}, of_a[] = {conv.outputs},
+                  of_b[] = {conv.outputs * conv.columns};
+    multiply(conv, g.dtype(), rows, conv.columns, conv.outputs,
+             {columns.device_data(), conv.columns, 1, of_c},
+             {at(g, first * places * all), all, 1, of_a}, {w.device_data(), conv.columns, 1, of_b},
+             false, stream);
+    ConvCall c = conv.call(0, rows);
+    c.in = columns.device_data(), c.out = const_cast<char*>(at(dx, first * dx.strides()[0]));
+    c.x = strides_of(dx);
+    c.count = countable(n * (dx.numel() / images), "images");
+    launch(conv_instance(g.dtype()).name, "collect", cover(c.count, 256), stream, c);
+  }
 }
 
+// Sums of several pieces are kept wide: a 16-bit sum would be rounded after each.
 void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const Tensor g = channels_last(in[0], stream), &x = in[1], &dw = out[0];
-  const Convolution conv(attributes_of<ConvAttributes>(prim), x.shape(), dw.shape(), g.shape());
+  const Tensor &x = in[1], &dw = out[0];
+  const Convolution conv(attributes_of<ConvAttributes>(prim), x.shape(), dw.shape(), in[0].shape());
   if (conv.empty()) return fill(dw, 0, stream);
-  const int64_t all = conv.groups * conv.outputs, piece = conv.piece(x.dtype());
+  const bool widened = size_of(x.dtype()) < 4 && conv.piece(x.dtype()) < conv.rows;
+  auto wide = [&](const Tensor& t) {
+    if (!widened) return t;
+    const Tensor copy = empty(Meta{t.shape(), t.strides(), kF32, t.device()});
+    convert(t, copy, stream);
+    return copy;
+  };
+  const Tensor source = wide(x), g = channels_last(wide(in[0]), stream),
+               sum = widened ? empty(dw.shape(), kF32, stream.device) : dw;
+  const int64_t all = conv.groups * conv.outputs, piece = conv.piece(source.dtype());
   for (int64_t first = 0; first < conv.rows; first += piece) {
     const int64_t count = std::min(piece, conv.rows - first);
-    const Tensor columns = gathered(conv, x, first, count, stream);
+    const Tensor columns = gathered(conv, source, first, count, stream);
     const int64_t of_c[] = {conv.outputs * conv.columns}, of_a[] = {conv.outputs},
                   of_b[] = {count * conv.columns};
-    multiply(conv, x.dtype(), conv.outputs, conv.columns, count,
-             {dw.device_data(), conv.columns, 1, of_c}, {at(g, first * all), 1, all, of_a},
+    multiply(conv, source.dtype(), conv.outputs, conv.columns, count,
+             {sum.device_data(), conv.columns, 1, of_c}, {at(g, first * all), 1, all, of_a},
              {columns.device_data(), conv.columns, 1, of_b}, first > 0, stream);
   }
+  if (widened) convert(sum, dw, stream);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ void run_arange(const Primitive& prim, std::span<const Tensor>, std::span<const 
   const auto& a = attributes_of<ArangeAttributes>(prim);
   if (a.count == 0) return;
   ArangeCall c{};
-  c.out = out[0].device_data(), c.count = unsigned(a.count);
+  c.out = out[0].device_data(), c.count = countable(a.count, "arange");
   c.real = a.begin.kind() == kF64 || a.step.kind() == kF64;
   c.begin = a.begin.real(), c.step = a.step.real();
   c.first = a.begin.integer(), c.each = a.step.integer();

@@ -97,7 +97,7 @@ void run_wrap_index(const Primitive& prim, In in, Out out, Workspace, const Stre
   IndexCall c{};
   const ReportWord refused(stream);
   c.index = in[0].device_data(), c.out = out[0].device_data(), c.report = refused.data();
-  c.extent = extent, c.count = unsigned(in[0].numel());
+  c.extent = extent, c.count = countable(in[0].numel(), "an index");
   launch(indexing_instance(8, kI64).name, "wrap", cover(c.count, 256), stream, c);
   if (const auto at = refused.first())
     throw UserError(fmt::format("{}: the index at element {} of {} is outside an extent of {}",
@@ -151,7 +151,7 @@ void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const 
   c.begin = a.begin, c.rows = a.rows, c.extent = a.extent ? a.extent : a.rows;
   c.ignored = a.padding_idx;
   c.inner = make_divisor(uint32_t(d)), c.n = make_divisor(uint32_t(n));
-  c.count = unsigned(n * d);
+  c.count = countable(n * d, "a gradient of an embedding");
   launch(segments_instance("sum", g.dtype(), out[0].dtype()).name, "segments", cover(c.count, 256),
          stream, c);
   if (const auto at = refused.first())
@@ -178,7 +178,8 @@ void run_combine(const Primitive& prim, In in, Out out, Workspace, const Stream&
     c.keys = static_cast<const long*>(in[1].device_data());
     c.rows = c.extent = out[0].size(dim), c.ignored = -1;
     c.inner = make_divisor(uint32_t(a.inner)), c.n = make_divisor(uint32_t(a.n));
-    c.count = unsigned(a.outer * a.inner);
+    c.count = countable(a.outer * a.inner, "an index");
+    countable(in[1].numel(), "an index");
     const std::string_view op = prim.name();  // scatter_sum, ..
     launch(segments_instance(op.substr(op.find('_') + 1), in[2].dtype(), compute).name, "lines",
            cover(c.count, 256), stream, c);

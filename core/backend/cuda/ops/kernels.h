@@ -4,12 +4,20 @@
 #include <string_view>
 
 #include "core/backend/cuda/launch.h"
+#include "core/base/error.h"
 
 namespace tessera::cuda {
 
 /// The kernel `entry` of the instance that is called `instance` (kernels/text.h). Throws BugError
 /// where families.cpp lists none. Thread-safe.
 UntypedKernel& find_kernel(std::string_view instance, std::string_view entry);
+
+/// `n`, for a kernel that counts in 32 bits; throws UserError from 2^31 on, naming `what`.
+inline unsigned countable(int64_t n, std::string_view what) {
+  TESSERA_CHECK(n < int64_t(1) << 31, "cuda: {} of {} is more than kernels count in 31 bits", what,
+                n);
+  return unsigned(n);
+}
 
 /// Enqueues that kernel on `stream` with its one parameter.
 template <class Call>

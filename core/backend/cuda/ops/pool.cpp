@@ -23,14 +23,17 @@ void run_pool(const char* entry, const Primitive& prim, const Tensor& in, const 
   for (int d = 0; d < w.spatial(); ++d) {
     PoolDim& to = c.dim[3 - w.spatial() + d];
     to.in = int(x.shape()[d + 2]), to.out = int(w.windows[d]);
-    if (w.adaptive) continue;
+    if (w.adaptive) {
+      countable((x.shape()[d + 2] + 1) * (w.windows[d] + 1), "places times windows of a pool");
+      continue;
+    }
     to.kernel = int(w.kernel[d]), to.stride = int(w.stride[d]);
     to.padding = int(w.padding[d]), to.dilation = int(w.dilation[d]);
   }
   c.in = in.device_data(), c.out = out.device_data(), c.places = static_cast<int*>(places);
   c.x = strides_of(x), c.y = strides_of(y);
   c.divisor = w.divisor, c.adaptive = w.adaptive, c.count_padding = w.count_padding;
-  c.channels = unsigned(x.shape()[1]), c.count = unsigned(out.numel());
+  c.channels = unsigned(x.shape()[1]), c.count = countable(out.numel(), "a pool's result");
   launch(pool_instance(in.dtype()).name, entry, cover(c.count, 256), stream, c);
 }
 

@@ -20,10 +20,6 @@ std::vector<WalkPiece> places(const Shape& shape, const Dims& begin, const Shape
   for (int d = 0; d < begin.size(); ++d) *first += begin[d] * strides[d];
   const Strided whole[] = {{nullptr, 1, strides}};
   std::vector<WalkPiece> pieces = make_walks(shape, whole);
-  TESSERA_CHECK(pieces.size() <= 1,
-                "cuda: a random tensor of shape {} has more elements than 31 "
-                "bits count; draw it in parts",
-                to_string(shape));
   return pieces;
 }
 
@@ -31,10 +27,11 @@ void run_random(const Primitive& prim, std::span<const Tensor> in, std::span<con
                 Workspace, const Stream& stream) {
   const auto& a = attributes_of<RandomAttributes>(prim);
   RandomCall c{};
-  int64_t first = 0;
+  int64_t first = 0, done = 0;
   for (const WalkPiece& piece : places(a.shape, a.begin, a.global, &first)) {
     c.key = static_cast<const long*>(in[0].device_data());
-    c.out = out[0].device_data();
+    c.out = static_cast<char*>(out[0].device_data()) + done * int64_t(size_of(a.dtype));
+    done += piece.walk.count;
     c.first = first + piece.begin[0];
     c.low = a.low, c.range = uint64_t(a.high - a.low);
     c.place = piece.walk;
@@ -61,13 +58,16 @@ void run_dropout(const Primitive& prim, std::span<const Tensor> in, std::span<co
     local[0] /= in[2].numel(), global[0] = local[0], begin[0] = 0;
   }
   int64_t first = 0;
-  for (const WalkPiece& piece : places(local, begin, global, &first)) {
+  const std::vector<WalkPiece> pieces = places(local, begin, global, &first);
+  TESSERA_CHECK(pieces.size() <= 1, "dropout: offsets in {} are more than 31 bits count",
+                to_string(global));
+  for (const WalkPiece& piece : pieces) {
     c.key = static_cast<const long*>(in[1].device_data());
     c.in = x.device_data(), c.out = out[0].device_data();
     c.first = first + piece.begin[0];
     c.threshold = uint32_t(a.p * 4294967296.0);
     c.scale = 1 / (1 - a.p);
-    c.total = unsigned(x.numel());
+    c.total = countable(x.numel(), "dropout");
     c.place = piece.walk;
     launch(dropout_instance(x.dtype()).name, "dropout", cover(x.numel(), 256), stream, c);
   }

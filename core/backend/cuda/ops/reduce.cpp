@@ -47,6 +47,7 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
 
 void reduce_to(std::string_view join, const Tensor& x, const Tensor& to, int64_t outer, int64_t n,
                int64_t inner, const Stream& stream) {
+  countable(outer * inner, "the result of a reduction"), countable(n, "an extent");
   const DType partial = compute_dtype(x.dtype());
   const bool aligned = reinterpret_cast<uintptr_t>(x.device_data()) % 16 == 0;
   Tensor from = x;

@@ -1,13 +1,13 @@
 #include "core/backend/cuda/ops/report.h"
 
+#include "core/backend/cuda/copy.h"
 #include "core/tensor/device_runtime.h"
 
 namespace tessera::cuda {
 
 ReportWord::ReportWord(const Stream& stream)
     : stream_(stream), word_(empty({1}, kI64, stream.device)) {
-  const Report none = 0;
-  runtime_of(stream.device).copy(data(), stream.device, &none, kCPU, sizeof none, stream);
+  cuda::fill(data(), 0, 4, sizeof(Report) / 4, stream);
 }
 
 std::optional<int64_t> ReportWord::first() const {

@@ -113,7 +113,8 @@ void run_cross_entropy(const Primitive& prim, In in, std::span<const Tensor> out
                        const Stream& stream) {
   const auto& a = attributes_of<CrossEntropyAttributes>(prim);
   const DType t = in[0].dtype(), compute = t == kF64 ? kF64 : kF32;
-  const RowsCall shape = call_for(in[0]);
+  RowsCall shape = call_for(in[0]);
+  shape.rows = countable(in[0].size(0), "rows of logits");  // rows without a class are refused
   const RowHold hold = hold_of(t, shape.n);
   const Tensor terms = empty({std::max<int64_t>(shape.rows, 1)}, compute, stream.device),
                scale = empty({1}, compute, stream.device);

@@ -21,7 +21,9 @@ constexpr Geometry kOneBlock{{1, 1, 1}, {256, 1, 1}, 0};
 
 void plan_lists(const Primitive&, In, std::span<Meta>, Plan& plan) {
   plan.all_dense = true;
-  plan.in_place = plan.assign_in_place = true;
+  // Blocks of all tensors run at once: a result may lie over its own operands, which the caller
+  // says by assigning to them, but not over any that happens to be free.
+  plan.assign_in_place = true;
 }
 
 // `n` values of the host on the device.
