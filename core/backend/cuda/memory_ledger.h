@@ -1,6 +1,6 @@
-// Who holds how much of a card's memory. A block is entered under the label that is in force on the
-// thread that allocates it (the name of the module that runs, say), and leaves under the same.
-// Invariant: the sum over all labels is what is live.
+// The ledger says which label holds how many bytes of a card. A block is entered under the label
+// that is in force on the thread that allocates it (the name of the module that runs, say), and
+// leaves under the same. Invariant: the sum over all labels is what is live.
 #pragma once
 #include <cstddef>
 #include <string>

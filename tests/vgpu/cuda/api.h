@@ -103,7 +103,8 @@ bool is_handle(const T* object) {
 
 /// The context of this thread, or null.
 ContextObject* current_context();
-/// Whether cuInit was called, and who may call. kSuccess or what the call returns.
+/// kSuccess where the program may make `call` now. Otherwise the error that it returns:
+/// kNotInitialized before cuInit, kNotPermitted in a host function that a stream runs.
 Result may_call(const char* call);
 /// Where a capture forbids the call (it would wait, or tie the graph to what is not in it).
 Result forbidden_in_capture(const char* call);
@@ -141,7 +142,7 @@ OpRef enqueue(StreamObject& stream, OpKind kind, std::string name, std::function
 /// Bytes of device memory that the op which runs reads or writes; throws OpError where it may not.
 void use_range(DevicePtr at, size_t bytes, VgpuAccess kind, int device);
 
-// Of launches, for graphs.
+// A launch in two halves: graphs keep what the first checked and run the second later.
 std::shared_ptr<KernelCall> make_call(const char* call, Result* result, FunctionHandle function,
                                       dim3 blocks, dim3 threads, unsigned dynamic_bytes,
                                       void** parameters, void** extra);

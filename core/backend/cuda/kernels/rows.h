@@ -22,7 +22,8 @@ Instance rows_instance(DType dtype, RowHold hold);
 /// Entries count, rows, finish; count and finish are one block and the same in all of a dtype.
 Instance loss_instance(DType dtype, RowHold hold);
 
-/// Of the entries that go row by row.
+/// The launch of an entry that works on one row after another: every entry but norm_sums, count and
+/// finish.
 Geometry rows_geometry(RowHold hold, int64_t rows);
 /// Whether rows of n elements that begin at multiples of 16 bytes can be read in packs.
 bool rows_in_packs(DType dtype, RowHold hold, int64_t n);
