@@ -4,7 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 
+#include "compile/codegen/device_kernels.h"
 #include "compile/codegen/generate.h"
 #include "compile/codegen/streams.h"
 #include "compile/passes/passes.h"
@@ -28,24 +30,62 @@ std::vector<Pass> all_passes(const CompileOptions& options, std::span<const Pass
   return passes;
 }
 
+const Fused* on_cpu(const Node& n) {
+  const Fused* fused = as_fused(*n.prim);
+  return fused && fused->device().is_cpu() ? fused : nullptr;
+}
+
+bool on_device(const Node& n) {
+  const Fused* fused = as_fused(*n.prim);
+  return fused && !fused->device().is_cpu();
+}
+
 std::vector<const Fused*> fused_ops(const Graph& graph) {
   std::vector<const Fused*> kernels;
   for (const Node& n : graph.nodes)
-    if (const Fused* fused = as_fused(*n.prim)) kernels.push_back(fused);
+    if (const Fused* fused = on_cpu(n)) kernels.push_back(fused);
   return kernels;
 }
 
 void set_code(Graph& graph, std::span<const Ref<const LoadedKernel>> code) {
   size_t k = 0;
   for (Node& n : graph.nodes)
-    if (const Fused* f = as_fused(*n.prim))
+    if (const Fused* f = on_cpu(n))
       n.prim = PrimRef(new Fused(f->name, f->body, f->results, code[k++]));
+}
+
+// The operands of a fused op on a device that are numbers of the host.
+uint64_t host_numbers(const Graph& graph, const Node& n) {
+  uint64_t numbers = 0;
+  for (size_t k = 0; k < n.in.size(); ++k)
+    numbers |= uint64_t(is_host_number(graph[n.in[k]].meta)) << k;
+  return numbers;
+}
+
+// Generates code for the fused ops on devices.
+void add_device_code(Graph& graph) {
+  std::map<std::pair<DeviceKind, int>, std::vector<Node*>> by_device;
+  for (Node& n : graph.nodes)
+    if (on_device(n)) {
+      const Device d = as_fused(*n.prim)->device();
+      by_device[{d.kind, d.index}].push_back(&n);
+    }
+  for (const auto& [device, nodes] : by_device) {
+    std::vector<DeviceSource> sources;
+    for (const Node* n : nodes) sources.push_back({as_fused(*n->prim), host_numbers(graph, *n)});
+    auto code = generate_on(as_fused(*nodes[0]->prim)->device(), sources);
+    for (size_t k = 0; k < nodes.size(); ++k) {
+      const Fused& f = *sources[k].fused;
+      nodes[k]->prim = PrimRef(new Fused(f.name, f.body, f.results, code[k]));
+    }
+  }
 }
 
 // Generates code for the fused ops of `graph` and puts it into them.
 void add_code(Graph& graph) {
   std::vector<const Fused*> kernels = fused_ops(graph);
   if (!kernels.empty()) set_code(graph, generate(kernels, {}));
+  add_device_code(graph);
 }
 
 // Writes the graph into the folder that TESSERA_COMPILE_DUMP names: "step.2.recorded.4711.txt" is
@@ -155,6 +195,11 @@ bool SizedBuilder::add_code(Graph& graph, FunctionRef<std::vector<Graph>()> prob
     }
   }
   set_code(graph, kernels_.code_of(kernels, sizes));
+  // Code for a device is made for each size: none takes sizes at run time.
+  if (std::ranges::any_of(graph.nodes, on_device)) {
+    if (device_compilations_++ >= kMaxCompilations) return false;
+    add_device_code(graph);
+  }
   return true;
 }
 

@@ -27,7 +27,7 @@ class SizedBuilder {
   /// without generated kernels. Otherwise this does what the function build() does and throws what
   /// it throws.
   Executor build(const Graph& graph, FunctionRef<std::vector<Graph>()> probes);
-  int compilations() const { return kernels_.compilations(); }
+  int compilations() const { return kernels_.compilations() + device_compilations_; }
 
   static constexpr int kMaxCompilations = 3;
 
@@ -36,6 +36,7 @@ class SizedBuilder {
 
   CompileOptions options_;
   SizedKernels kernels_;
+  int device_compilations_ = 0;
   std::shared_ptr<SharedArena> arena_ = make_shared_arena();
 };
 

@@ -107,12 +107,6 @@ struct StepCompiler::Impl {
     };
     for (const Tensor& t : given) add(t);
     if (context().samples.defined()) add(context().samples);
-    for (const Tensor& t : inputs)
-      if (!t.device().is_cpu() && !t.device().is_meta()) [[unlikely]] {
-        report.why_not =
-            fmt::format("an argument is on {}, and graphs run on the CPU", to_string(t.device()));
-        return body();
-      }
     for (auto e = known.begin(); e != known.end(); ++e)
       if (e->entry.confirmed && e->entry.key == key && guards_hold(e->entry, inputs)) {
         if (e != known.begin()) known.splice(known.begin(), known, e);

@@ -1,6 +1,7 @@
 #include "compile/codegen/fused.h"
 
 #include "compile/codegen/access_order.h"
+#include "compile/codegen/device_kernels.h"
 #include "core/base/boundary.h"
 #include "core/dispatch/call.h"
 #include "core/primitive/attributes.h"
@@ -46,6 +47,24 @@ void run_fused(const Primitive& prim, std::span<const Tensor> in, std::span<cons
 
 constexpr Kernel kKernel{plan_fused, run_fused};
 
+void plan_on_device(const Primitive& prim, std::span<const Tensor>, std::span<Meta> out,
+                    Plan& plan) {
+  const auto& fused = static_cast<const Fused&>(prim);
+  for (size_t i = 0; i < out.size(); ++i) out[i].strides = fused.results[i].strides;
+  if (!fused.on_device) return;
+  plan.in_place = fused.on_device->in_place;
+  plan.workspace_bytes = fused.on_device->scratch_bytes;
+}
+
+void run_on_device(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                   Workspace workspace, const Stream& stream) {
+  const auto& fused = static_cast<const Fused&>(prim);
+  if (!fused.on_device) return interpret_body(fused.body, in, out);
+  fused.on_device->launch(in, out, workspace.data, stream);
+}
+
+constexpr Kernel kOnDevice{plan_on_device, run_on_device, false, /*host_scalars=*/true};
+
 }  // namespace
 
 void run_code(const KernelCode& code, char* const* p, char* scratch) {
@@ -55,6 +74,14 @@ void run_code(const KernelCode& code, char* const* p, char* scratch) {
                });
   if (code.finish) code.finish(p, scratch);
 }
+
+Fused::Fused(std::string name, Body body, Metas results, Ref<const DeviceKernel> code)
+    : Primitive(kFused),
+      name(std::move(name)),
+      body(std::move(body)),
+      results(std::move(results)),
+      on_device(std::move(code)) {}
+Fused::~Fused() = default;
 
 Fused::Fused(std::string name, Body body, Metas results, Ref<const LoadedKernel> code)
     : Primitive(kFused),
@@ -87,7 +114,8 @@ void Fused::attributes(AttributeVisitor& v) const {
 }
 
 const Kernel* Fused::own_kernel(DeviceKind device) const {
-  return device == DeviceKind::kCPU ? &kKernel : nullptr;
+  if (device != results[0].device.kind) return nullptr;
+  return device == DeviceKind::kCPU ? &kKernel : &kOnDevice;
 }
 
 const Fused* as_fused(const Primitive& prim) {

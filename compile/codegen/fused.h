@@ -30,11 +30,16 @@ struct LoadedKernel : RefCounted {
   KernelCode code;
 };
 
+struct DeviceKernel;  // compile/codegen/device_kernels.h
+
 class Fused final : public Primitive {
  public:
   /// `results`: shape, strides and dtype of each result, as the replaced ops had them. `name` says
   /// what the kernel is made of: "h_0_mlp_add_gelu".
   Fused(std::string name, Body body, Metas results, Ref<const LoadedKernel> code = {});
+  /// With code for the device that `results` are on.
+  Fused(std::string name, Body body, Metas results, Ref<const DeviceKernel> code);
+  ~Fused() override;
 
   int64_t operand_count() const override { return int64_t(body.operands.size()); }
   Metas infer(MetaSpan in) const override;
@@ -43,11 +48,13 @@ class Fused final : public Primitive {
   /// operand with the same address for every element (in_place in the plan) if all of these are
   /// read before they are written (compile/codegen/access_order.h).
   const Kernel* own_kernel(DeviceKind) const override;
+  Device device() const { return results[0].device; }
 
   const std::string name;  // of the kernel; the op's name is "fused"
   const Body body;
   const Metas results;
-  const Ref<const LoadedKernel> code;  // null: interpreted
+  const Ref<const LoadedKernel> code;       // null: interpreted on the CPU
+  const Ref<const DeviceKernel> on_device;  // null: interpreted on a device
 };
 
 /// The fused op of `prim`, or null.

@@ -32,14 +32,18 @@ struct SizedText {
 SizedText print_sized(const Body& body, std::string_view name);
 /// What precedes the kernels of a file: the functors of core/ops, embedded when Tessera was built.
 std::string prologue_cpp();
-/// Returns the same kernel as CUDA C++ (to be compiled by NVRTC): `name`(p) with p as in
-/// KernelCode, for any grid and blocks of at most 1024 threads. The text is "" for bodies that
-/// cannot be scheduled and for those with reductions over rows, since only one kernel is
-/// printed and they need two. prologue_cuda() is what precedes it.
+struct Schedule;
+struct GpuLayout;
+/// Returns the same kernel as CUDA C++: `name`(operands.., results.., scratch, whole), pointers to
+/// first elements, and for operands of `numbers` (bit k: operand k) the value in its register's
+/// type. `whole`: packs of elements are aligned. Where the layout needs scratch, `name`_finish with
+/// the same parameters is to be launched next. prologue_cuda() is what precedes it.
+std::string print_cuda(const Schedule& schedule, const GpuLayout& layout, std::string_view name,
+                       uint64_t numbers);
+/// The same for `body`; "" where it has no schedule or no layout.
 std::string print_cuda(const Body& body, std::string_view name);
 std::string prologue_cuda();
 
-struct Schedule;
 /// Sets chunks, grain and scratch of `code` from its schedule.
 void set_sizes(KernelCode& code, const Schedule& schedule);
 

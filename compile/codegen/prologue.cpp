@@ -50,6 +50,13 @@ std::string libm_by_name() {
 
 }  // namespace
 
+std::string prologue_cuda() {
+  // A text holds what any kernel may need; what these do not need is no mistake.
+  std::string text = "#pragma nv_diag_suppress 177\n";
+  for (size_t k = 0; k < kEmbeddedCount; ++k) append_code(text, kEmbedded[k].text);
+  return text + "using namespace tessera;\nusing namespace tessera::generated;\n\n";
+}
+
 std::string prologue_cpp() {
   std::string text;
   for (size_t k = 0; k < kEmbeddedCount; ++k) {

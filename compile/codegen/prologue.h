@@ -1,7 +1,7 @@
-// The run-time library of generated kernels, besides the functors: rounding to narrow dtypes, and
-// reductions in interleaved lanes (on a GPU, threads) that are combined in a balanced tree, so that
-// the order of a sum is a property of the text and not of the vector width. It is printed in front
-// of the kernels of a file, after the functors. Like those, it includes nothing.
+// The run-time library of generated kernels, besides the functors: rounding to narrow dtypes, and,
+// on CPUs, reductions in interleaved lanes that are combined in a balanced tree, so that the order
+// of a sum is a property of the text and not of the vector width. It is printed in front of the
+// kernels of a file, after the functors. Like those, it includes nothing.
 namespace tessera::generated {
 
 using namespace fn;
@@ -26,99 +26,7 @@ TESSERA_FN int position(long x, long extent) {
   return x >= 0 && x < extent ? static_cast<int>(x) : -1;
 }
 
-struct Sum {
-  template <class T>
-  TESSERA_FN T start() {
-    return T(0);
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return a + b;
-  }
-};
-struct Prod {
-  template <class T>
-  TESSERA_FN T start() {
-    return T(1);
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return a * b;
-  }
-};
-/// A NaN operand makes the result NaN, here and in Min. `prefer` is one instruction that keeps `a`
-/// where `b` is NaN.
-struct Max {
-  template <class T>
-  TESSERA_FN T prefer(T a, T b) {
-    return b > a ? b : a;
-  }
-  template <class T>
-  TESSERA_FN T start() {
-    return sizeof(T) == 1 ? T(0) : T(0.5) != T(0) ? T(-inf()) : T(1L << 63);
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return (a > b) | (a != a) ? a : b;
-  }
-};
-struct Min {
-  template <class T>
-  TESSERA_FN T prefer(T a, T b) {
-    return b < a ? b : a;
-  }
-  template <class T>
-  TESSERA_FN T start() {
-    return sizeof(T) == 1 ? T(1) : T(0.5) != T(0) ? T(inf()) : T(~(1L << 63));
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return (a < b) | (a != a) ? a : b;
-  }
-};
-struct Any {
-  template <class T>
-  TESSERA_FN T start() {
-    return false;
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return a | b;
-  }
-};
-struct All {
-  template <class T>
-  TESSERA_FN T start() {
-    return true;
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return a & b;
-  }
-};
-
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-
-/// Combines `value` over the threads of the block and returns the result to each: thread i joins
-/// its value with that of thread i + half, and so on. Every thread of the block must call it.
-template <class Op, class T>
-TESSERA_FN T block_reduce(T value) {
-  __shared__ T shared[1024];
-  shared[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned n = blockDim.x; n > 1;) {
-    const unsigned half = (n + 1) / 2;
-    if (threadIdx.x + half < n)
-      shared[threadIdx.x] = Op::join(shared[threadIdx.x], shared[threadIdx.x + half]);
-    __syncthreads();
-    n = half;
-  }
-  const T result = shared[0];
-  __syncthreads();
-  return result;
-}
-
-#else
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
 
 #define TESSERA_MEMBER inline __attribute__((always_inline))
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compile/codegen/device_kernels.h"
 #include "compile/ir/rewrite.h"
 #include "compile/passes/closed_set.h"
 
@@ -21,11 +22,17 @@ SmallVector<const Meta*, 4> metas_of(const Graph& g, const Node& n) {
   return metas;
 }
 
+// Whether generated code can compute the node: all its operands and results have elements and are
+// on one device that takes such code, but for numbers of the host beside others.
 bool has_elements(const Graph& g, const Node& n) {
+  if (n.out.empty() || !generates_code(g[n.out[0]].meta.device)) return false;
   for (auto* list : {&n.in, &n.out})
-    for (ValueId id : *list)
-      if (g[id].buffer == kNoBuffer || numel(g[id].meta.shape) == 0 || !g[id].meta.device.is_cpu())
+    for (ValueId id : *list) {
+      const Meta& m = g[id].meta;
+      if (g[id].buffer == kNoBuffer || numel(m.shape) == 0) return false;
+      if (m.device != g[n.out[0]].meta.device && (list == &n.out || !is_host_number(m)))
         return false;
+    }
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <map>
 
+#include "compile/codegen/device_kernels.h"
 #include "compile/codegen/generate.h"
 #include "compile/ir/rewrite.h"
 #include "compile/passes/closed_set.h"
@@ -35,7 +36,7 @@ class Lowering {
         computed_(nodes.size(), -1) {}
 
   std::optional<LoweredGroup> run() {
-    if (!unify_nodes() || !places_are_free()) return {};
+    if (!on_one_device() || !unify_nodes() || !places_are_free()) return {};
     share_reads();
     if (!number_loops() || !reads_where_it_writes()) return {};
     for (size_t i = 0; i < nodes_.size(); ++i) add_instrs(i);
@@ -46,13 +47,18 @@ class Lowering {
     if (kernel_.body.stores.empty() || body().instrs.size() > kMaxInstrs || memories > kMaxMemories)
       return {};
     order_loops(kernel_.body);
-    if (body().extents.size() > size_t(kMaxDims) || !one_sweep(body()) || !schedulable(body()))
-      return {};
+    if (body().extents.size() > size_t(kMaxDims) || !one_sweep(body())) return {};
+    if (!(device().is_cpu() ? schedulable(body()) : gpu_schedulable(body()))) return {};
     return std::move(kernel_);
   }
 
  private:
   Body& body() { return kernel_.body; }
+  Device device() const { return g_[node(0).out[0]].meta.device; }
+  bool on_one_device() const {
+    return std::ranges::all_of(
+        nodes_, [&](int32_t k) { return g_[g_.nodes[size_t(k)].out[0]].meta.device == device(); });
+  }
   const Node& node(size_t i) const { return g_.nodes[size_t(nodes_[i])]; }
   // The index in the group of a node, or of the node that makes a value; -1 if it is outside.
   int place_of(int32_t k) const {

@@ -64,16 +64,11 @@ StepRecorder::~StepRecorder() {
 // ---- ops
 
 Tensors StepRecorder::run(const PrimRef& prim, Inputs in) {
-  for (const Tensor& t : in) {
+  for (const Tensor& t : in)
     if (t.device().is_meta()) {
       EagerScope eager;
       return eager_backend().run(prim, in);
     }
-    TESSERA_CHECK(t.device().is_cpu(),
-                  "compile: {} is on {}, and graphs run on the CPU; call the function without "
-                  "compile",
-                  describe(t), to_string(t.device()));
-  }
   if (!prim->is_view() && !find_kernel(*prim, device_of(*prim, in))) {
     TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition", prim->name(),
                   to_string(device_of(*prim, in)));
@@ -89,13 +84,14 @@ Tensors StepRecorder::execute(const PrimRef& prim, Inputs in) {
     out = prim->view(in);
   } else {
     const Kernel& kernel = find_kernel(*prim, device_of(*prim, in));
-    KernelCall call = PlanCache::plan_for_thread(prim, kernel, in);
+    // The executor copies a number of the host to the device for a kernel that does not take it.
+    const Device device = device_of(*prim, in);
+    SmallVector<Tensor, 4> planned(in.begin(), in.end());
+    if (!device.is_cpu() && !kernel.host_scalars)
+      for (Tensor& t : planned)
+        if (is_host_number(t.meta())) t = Tensor(Meta::contiguous({}, t.dtype(), device), nullptr);
+    KernelCall call = PlanCache::plan_for_thread(prim, kernel, planned);
     for (const Meta& m : call.out) {
-      TESSERA_CHECK(
-          m.device.is_cpu(),
-          "compile: {} gives a result on {}, and graphs run on the CPU; call the function "
-          "without compile",
-          prim->name(), to_string(m.device));
       size_t bytes = size_t(extent_of(m, 0).size) * size_of(m.dtype);
       out.push_back(Tensor(m, Ref<Storage>(new Storage(bytes, m.device, promise_))));
     }

@@ -1,6 +1,7 @@
 #include "compile/run/executor.h"
 
 #include <algorithm>
+#include <list>
 
 #include "compile/codegen/fused.h"
 #include "compile/ir/as_strided.h"
@@ -12,6 +13,7 @@
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/tensor/allocator.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera::compiler {
 namespace {
@@ -61,13 +63,18 @@ struct BoundInput {
 
 class SharedArena {
  public:
-  // The arena in the memory of `group`, or in ordinary memory if that is null.
-  Ref<Storage>& of(const Ref<ProcessGroup>& group) {
-    for (auto& [owner, storage] : storages)
-      if (owner == group) return storage;
-    return storages.emplace_back(group, nullptr).second;
+  // The arena in the memory that `like` is in.
+  Ref<Storage>& of(const Arena& like) {
+    for (Owned& o : owned)
+      if (o.group == like.group && o.device == like.device) return o.storage;
+    return owned.emplace_back(like.group, like.device, nullptr).storage;
   }
-  std::vector<std::pair<Ref<ProcessGroup>, Ref<Storage>>> storages;
+  struct Owned {
+    Ref<ProcessGroup> group;
+    Device device;
+    Ref<Storage> storage;
+  };
+  std::list<Owned> owned;
   Executor::Impl* user = nullptr;
 };
 std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<SharedArena>(); }
@@ -130,11 +137,13 @@ struct Executor::Impl {
   // are freed first.
   static Ref<Storage> new_arena(const Arena& a) {
     if (a.group) return a.group->allocate(a.bytes);
+    if (a.bytes == 0) return make_ref<Storage>(nullptr, 0, a.device, nullptr);
+    if (!a.device.is_cpu()) return make_ref<Storage>(a.bytes, a.device, allocator_of(a.device));
     release_cached_cpu_memory();
     return make_ref<Storage>(a.bytes, kCPU, cpu_arena_allocator());
   }
   Ref<Storage> shared_arena(const Arena& a) {
-    Ref<Storage>& storage = shared->of(a.group);
+    Ref<Storage>& storage = shared->of(a);
     if (!storage || storage->bytes() < a.bytes) {
       storage.reset();
       storage = new_arena(a);
@@ -151,7 +160,7 @@ struct Executor::Impl {
     release_inputs();
     for (Memory& m : program.memories)
       if (m.kind == Memory::Kind::kArena || m.kind == Memory::Kind::kOutput)
-        bind(m, make_ref<Storage>(nullptr, m.bytes, kCPU, nullptr), 0);
+        bind(m, make_ref<Storage>(nullptr, m.bytes, m.storage->device(), nullptr), 0);
     arenas.clear();
   }
 
@@ -165,7 +174,7 @@ struct Executor::Impl {
       if (m.kind != Memory::Kind::kArena) continue;
       const Ref<Storage>& arena = arenas[size_t(m.arena)];
       void* data = static_cast<char*>(arena->data()) + m.offset;
-      bind(m, make_ref<Storage>(data, m.bytes, kCPU, arena), 0);
+      bind(m, make_ref<Storage>(data, m.bytes, m.storage->device(), arena), 0);
     }
     for (Step& s : program.steps)
       if (s.scratch != kNoMemory) s.workspace.data = memory(s.scratch).storage->data();
@@ -175,10 +184,11 @@ struct Executor::Impl {
   void renew_outputs() {
     for (MemoryId id : outputs) {
       Memory& m = memory(id);
-      if (m.storage->data() && m.storage->use_count() == m.views.size() + 1)
+      const Device device = m.storage->device();
+      if (!m.storage->data() || m.storage->use_count() != m.views.size() + 1)
+        bind(m, make_ref<Storage>(m.bytes, device, allocator_of(device)), 0);
+      else if (device.is_cpu())
         m.storage->set_ready(nullptr);
-      else
-        bind(m, make_ref<Storage>(m.bytes, kCPU, cpu_allocator()), 0);
     }
   }
 
@@ -264,20 +274,44 @@ struct Executor::Impl {
   }
 
   void run_steps() {
-    const Stream stream;
-    for (const Step& s : program.steps) run_step(s, stream);
+    for (const Step& s : program.steps) run_step(s);
   }
 
-  void run_step(const Step& s, const Stream& stream) {
+  void run_step(const Step& s) {
+    if (!s.device.is_cpu() || s.out[0].device() != s.device) [[unlikely]]
+      return run_on_device(s);
     for (MemoryId m : s.waits) memory(m).storage->wait_ready();
     // A collective waits for its operands itself. Memory that is written may be read outside of the
     // graph: a checkpoint may be copying state, a collective of the program may read an input.
     if (!s.collective)
       for (const Tensor& t : s.out) t.storage()->wait_writable();
     if (s.kernel) [[likely]]
+      s.kernel->run(*s.prim, s.in, s.out, s.workspace, Stream{});
+    else
+      run_decomposed(s);
+    for (MemoryId m : s.bumps) memory(m).storage->bump_version();
+  }
+
+  // The same where streams wait and the host does not. A transfer between devices waits for its
+  // operand and its result itself, and notes what it uses.
+  void run_on_device(const Step& s) {
+    const Stream stream = stream_of(s.device);
+    const bool transfers = s.out[0].device() != s.device;
+    for (MemoryId m : s.waits) memory(m).storage->wait_ready(stream);
+    if (!s.collective && !transfers) {
+      for (const Tensor& t : s.in)
+        if (t.storage()) t.storage()->wait_ready(stream);
+      for (const Tensor& t : s.out) t.storage()->wait_writable(stream);
+    }
+    if (s.kernel) [[likely]]
       s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream);
     else
       run_decomposed(s);
+    if (!s.collective && !transfers) {
+      for (const Tensor& t : s.in)
+        if (t.storage()) t.storage()->used_on(stream, /*writes=*/false);
+      for (const Tensor& t : s.out) t.storage()->used_on(stream, /*writes=*/true);
+    }
     for (MemoryId m : s.bumps) memory(m).storage->bump_version();
   }
 
@@ -288,7 +322,6 @@ struct Executor::Impl {
   }
 
   void run_profiled() {
-    const Stream stream;
     for (const Step& s : program.steps) {
       const Fused* fused = as_fused(*s.prim);
       // The text is made before the span begins: for a large kernel this takes as long as a small
@@ -296,7 +329,7 @@ struct Executor::Impl {
       std::string detail = to_string(graph, graph.nodes[size_t(s.node)]);
       ProfileSpan span(fused ? fused->name : s.prim->name(), s.collective ? "op" : "kernel");
       span.set_detail(std::move(detail));
-      run_step(s, stream);
+      run_step(s);
     }
   }
 

@@ -91,8 +91,12 @@ class ProgramMaker {
     int now = int(s_.steps.size());
     Ref<Storage> storage = make_ref<Storage>(nullptr, bytes, device, nullptr);
     of_storage_.emplace(storage.get(), m);
-    s_.memories.push_back(
-        {.kind = kind, .bytes = bytes, .first = now, .last = now, .storage = storage});
+    s_.memories.push_back({.kind = kind,
+                           .bytes = bytes,
+                           .arena = kind == Memory::Kind::kArena ? arena_of(nullptr, device) : 0,
+                           .first = now,
+                           .last = now,
+                           .storage = storage});
     uses_.push_back({.dies = dies});
     return m;
   }
@@ -181,6 +185,7 @@ class ProgramMaker {
       emit(n, nullptr, in, out);
       return out;
     }
+    bring_numbers(kernel, device, in);
     const KernelCall call = plans_.plan(n.prim, kernel, in);
     make_dense(call, in);
     if (call.plan.any_strides_out && make_joined(call.out, out)) {
@@ -225,6 +230,20 @@ class ProgramMaker {
     return true;
   }
   bool is_joined(const ValueIds& out) const { return value_[size_t(out[0])].defined(); }
+
+  // Copies numbers of the host to `device` for a kernel that does not take them by value.
+  void bring_numbers(const Kernel& kernel, Device device, std::vector<Tensor>& in) {
+    if (device.is_cpu() || kernel.host_scalars) return;
+    for (Tensor& t : in) {
+      if (!is_host_number(t.meta()) || !t.storage()) continue;
+      s_.transfers.push_back(transfer_primitive(device));
+      const Primitive& prim = *s_.transfers.back();
+      const Tensor there = fresh(Meta::contiguous({}, t.dtype(), device), node_);
+      push({.prim = &prim, .kernel = prim.own_kernel(device.kind), .node = node_}, {&t, 1},
+           {&there, 1}, false);
+      t = there;
+    }
+  }
 
   void make_dense(const KernelCall& call, std::vector<Tensor>& in) {
     const Primitive& copy = *copy_primitive();
@@ -274,8 +293,10 @@ class ProgramMaker {
       to.push_back(n.into[i] == kNoValue ? fresh(g_[n.out[i]].meta, dies(n.out[i]))
                                          : value_[size_t(n.into[i])]);
     const Kernel* kernel = nullptr;
-    if (!n.prim->is_view()) kernel = &find_kernel(*n.prim, device_of(*n.prim, in));
+    const Device device = device_of(*n.prim, in);
+    if (!n.prim->is_view()) kernel = &find_kernel(*n.prim, device);
     if (kernel && *kernel) {
+      bring_numbers(*kernel, device, in);
       const KernelCall call = plans_.plan(n.prim, *kernel, in);
       check_destinations(*n.prim, to, call.out);
       make_dense(call, in);
@@ -324,15 +345,20 @@ class ProgramMaker {
 
   void emit_copy(const Primitive& copy, const Tensor& from, const Tensor& to) {
     const Kernel& kernel = kernel_table().find(from.device().kind, copy.id());
-    push({.prim = &copy, .kernel = &kernel, .node = node_}, {&from, 1}, {&to, 1}, false);
+    push({.device = from.device(), .prim = &copy, .kernel = &kernel, .node = node_}, {&from, 1},
+         {&to, 1}, false);
   }
 
   void emit(const Node& n, const Kernel* kernel, std::span<const Tensor> in,
             std::span<const Tensor> out, const Plan& plan = {}) {
-    Step step{.prim = n.prim.get(), .kernel = kernel, .state = plan.state, .node = node_};
+    Step step{.device = device_of(*n.prim, in),
+              .prim = n.prim.get(),
+              .kernel = kernel,
+              .state = plan.state,
+              .node = node_};
     step.workspace.state = plan.state.get();
     if (const size_t bytes = plan.workspace_bytes)
-      step.scratch = add_memory(Memory::Kind::kArena, bytes, out[0].device(), node_);
+      step.scratch = add_memory(Memory::Kind::kArena, bytes, step.device, node_);
     if (is_collective(*n.prim)) lay_in_group(*n.prim, in, out);
     push(std::move(step), in, out, collective(n));
   }
@@ -349,15 +375,17 @@ class ProgramMaker {
     auto lay = [&](std::span<const Tensor> list) {
       for (const Tensor& t : list)
         if (Memory& m = memory(memory_of(t)); m.kind == Memory::Kind::kArena && m.arena == 0)
-          m.arena = arena_of(group);
+          m.arena = arena_of(&group, {});
     };
     lay(in);
     if (moves_its_result(prim)) lay(out);
   }
-  int arena_of(ProcessGroup& group) {
-    auto at = std::find_if(s_.arenas.begin(), s_.arenas.end(),
-                           [&](const Arena& a) { return a.group.get() == &group; });
-    if (at == s_.arenas.end()) at = s_.arenas.insert(at, {.group = Ref<ProcessGroup>(&group)});
+  int arena_of(ProcessGroup* group, Device device) {
+    auto at = std::find_if(s_.arenas.begin(), s_.arenas.end(), [&](const Arena& a) {
+      return a.group.get() == group && a.device == device;
+    });
+    if (at == s_.arenas.end())
+      at = s_.arenas.insert(at, {.group = Ref<ProcessGroup>(group), .device = device});
     return int(at - s_.arenas.begin());
   }
 
@@ -468,6 +496,7 @@ class ProgramMaker {
       s_.arenas[size_t(a)].bytes = layout.bytes;
       for (size_t i = 0; i < own.memories.size(); ++i) own.memories[i]->offset = layout.offsets[i];
       if (a == 0) return;
+      if (!s_.arenas[size_t(a)].group) continue;
       ArenaMemories rest = memories_of(0);
       std::vector<size_t> offsets = fill_gaps(own.blocks, layout, rest.blocks);
       for (size_t i = 0; i < offsets.size(); ++i)

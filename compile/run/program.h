@@ -44,12 +44,14 @@ struct Memory {
 
 /// Memory that values of kind kArena use in turn.
 struct Arena {
-  Ref<ProcessGroup> group;  // the group in whose own memory it lies; null: ordinary memory
+  Ref<ProcessGroup> group;  // the group in whose own memory it lies; null: that of `device`
+  Device device = {};
   size_t bytes = 0;
 };
 
-/// One kernel call.
+/// One kernel call, on the calling thread's stream of `device`.
 struct Step {
+  Device device = {};
   const Primitive* prim = nullptr;
   const Kernel* kernel = nullptr;  // null: the eager backend runs the op's decomposition
   std::span<const Tensor> in = {}, out = {};
@@ -69,14 +71,16 @@ struct Program {
   std::vector<Tensor> outputs;       // handles on the memories of outputs
   std::vector<MemoryId> results;     // of collectives: pending until they are done
   std::vector<MemoryId> unfinished;  // those that no step waits for
-  // The first arena is ordinary memory. The others are memory of groups that have their own, for
-  // what their collectives reduce or send in place, and as large as that needs.
+  // The first arena is ordinary memory of the host. The others are memory of devices, and memory of
+  // groups that have their own, for what their collectives reduce or send in place, as large as
+  // that needs.
   std::vector<Arena> arenas;
   PlanSettings settings;       // settings that kernels were planned under and must run under
   size_t unplanned_bytes = 0;  // of all results, had each its own memory
   int eager_steps = 0;         // steps without a kernel
   std::vector<std::unique_ptr<Tensor[]>> operands;  // what Step::in and out point to
   std::vector<std::unique_ptr<MemoryId[]>> lists;   // what Step::waits and bumps point to
+  std::vector<PrimRef> transfers;                   // ops of steps that no node stands for
 
   /// The bytes of all arenas.
   size_t arena_bytes() const;

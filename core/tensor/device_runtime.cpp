@@ -105,6 +105,11 @@ std::optional<DeviceKind> find_device_kind(std::string_view name) {
   return find_in(whole_registry(), name);
 }
 
+Ref<DeviceProgram> DeviceRuntime::compile(const std::string& name, const std::string&,
+                                          std::span<const std::string>, int) {
+  throw BugError(fmt::format("{}: {} compiles no texts of kernels", name, this->name()));
+}
+
 void check_device(Device d, std::string_view what) {
   DeviceRuntime& runtime = runtime_of(d);
   const int count = runtime.count();

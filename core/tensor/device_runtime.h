@@ -6,6 +6,7 @@
 #pragma once
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,20 @@
 #include "core/tensor/event.h"
 
 namespace tessera {
+
+/// How many blocks of how many threads a kernel has.
+struct LaunchSize {
+  uint32_t blocks = 1, threads = 1;
+};
+
+/// Kernels that a device compiled from a text. An object outlives the work of its kernels.
+class DeviceProgram : public RefCounted {
+ public:
+  /// Enqueues entry `kernel` of the list that the program was made with on `stream`. `parameters`
+  /// are the addresses of the values; they have been read when the call returns.
+  virtual void launch(size_t kernel, LaunchSize size, const Stream& stream,
+                      void* const* parameters) = 0;
+};
 
 /// One kind of device, for all devices of that kind. Calls come from any thread.
 class DeviceRuntime {
@@ -55,6 +70,14 @@ class DeviceRuntime {
                     const Stream& stream) = 0;
   /// Blocks until what has been enqueued on `stream` has ended; throws what failed there.
   virtual void synchronize(const Stream& /*stream*/) {}
+
+  /// Whether compile() takes kernels as texts of CUDA C++ without includes.
+  virtual bool compiles_cuda() const { return false; }
+  /// The entry points `kernels` of `text`, which are extern "C", for device `index`. `name` stands
+  /// in errors. Throws UserError with the compiler's log where the text does not compile, and where
+  /// there is no compiler.
+  virtual Ref<DeviceProgram> compile(const std::string& name, const std::string& text,
+                                     std::span<const std::string> kernels, int index);
 
   DeviceKind kind() const { return kind_; }
 

@@ -130,13 +130,24 @@ void Storage::wait_writable_on(const Stream& stream) {
 // Several threads may read one storage, each on a stream of its own, so what they note is locked.
 void Storage::wait_for_users(const Stream& stream, bool readers_too) {
   if (!readers_too && home() == stream && !pending()) return;
-  SmallVector<Ref<Event>, 4> users;
-  {
-    std::lock_guard lock(ready_lock());
-    if (Ref<Event> e = ready()) users.push_back(std::move(e));
-    if (readers_too) users.append(readers().begin(), readers().end());
+  for (Ref<Event> waited;;) {  // what was waited for may have put another event in its place
+    Ref<Event> e;
+    {
+      std::lock_guard lock(ready_lock());
+      e = ready();
+    }
+    if (!e || e == waited) break;
+    e->wait_on(stream);
+    waited = std::move(e);
   }
-  for (const Ref<Event>& e : users) e->wait_on(stream);
+  if (readers_too) {
+    SmallVector<Ref<Event>, 4> users;
+    {
+      std::lock_guard lock(ready_lock());
+      users.append(readers().begin(), readers().end());
+    }
+    for (const Ref<Event>& e : users) e->wait_on(stream);
+  }
   if (home() != stream)
     if (const Ref<Event> e = runtime_of(device_).record(home())) e->wait_on(stream);
 }

@@ -8,6 +8,7 @@
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/copy.h"
 #include "core/backend/cuda/exact_allocator.h"
+#include "core/backend/cuda/launch.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/memory_ledger.h"
 #include "core/backend/cuda/pinned.h"
@@ -36,6 +37,27 @@ struct Memory {
   Allocator& allocator() {
     return cached ? static_cast<Allocator&>(*cached) : static_cast<Allocator&>(*exact);
   }
+};
+
+class TextProgram final : public DeviceProgram {
+ public:
+  TextProgram(const std::string& name, const std::string& text,
+              std::span<const std::string> kernels, int index)
+      : program_(name, text) {
+    for (const std::string& k : kernels) {
+      program_.load(k, index);  // errors of the text are thrown here, not at the first launch
+      kernels_.push_back(std::make_unique<UntypedKernel>(program_, k));
+    }
+  }
+  void launch(size_t kernel, LaunchSize size, const Stream& stream,
+              void* const* parameters) override {
+    kernels_[kernel]->launch({{size.blocks, 1, 1}, {size.threads, 1, 1}, 0}, stream,
+                             const_cast<void**>(parameters));
+  }
+
+ private:
+  Program program_;
+  std::vector<std::unique_ptr<UntypedKernel>> kernels_;
 };
 
 class CudaRuntime final : public DeviceRuntime {
@@ -70,6 +92,11 @@ class CudaRuntime final : public DeviceRuntime {
            (from_device.is_cpu() && pinned_allocator().owns(from));
   }
   void synchronize(const Stream& stream) override { cuda::synchronize(stream); }
+  bool compiles_cuda() const override { return true; }
+  Ref<DeviceProgram> compile(const std::string& name, const std::string& text,
+                             std::span<const std::string> kernels, int index) override {
+    return make_ref<TextProgram>(name, text, kernels, index);
+  }
 
  private:
   struct Slot {

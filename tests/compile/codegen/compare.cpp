@@ -8,9 +8,9 @@
 #include <random>
 
 #include "compile/codegen/access_order.h"
-#include "compile/codegen/cache.h"
-#include "compile/codegen/toolchain.h"
+#include "compile/codegen/device_kernels.h"
 #include "core/core.h"
+#include "core/dispatch/copy.h"
 #include "core/tensor/element.h"
 #include "tests/support/fuzz.h"
 #include "tests/support/temp_folder.h"
@@ -218,31 +218,88 @@ void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance,
   }
 }
 
-int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance,
-                               const std::vector<uint64_t>& seeds) {
-  std::string text = prologue_cuda() + R"(
-#define __global__
-struct Dim { unsigned x; };
-constexpr Dim blockIdx{0}, threadIdx{0}, blockDim{1}, gridDim{1};
-template <class Op, class T> T block_reduce(T value) { return value; }
-)";
+namespace {
+
+Tensors on_device(const Tensors& of, Device device, int64_t offset, uint64_t numbers = 0) {
+  Tensors list;
+  for (size_t k = 0; k < of.size(); ++k) {
+    if (numbers >> k & 1) {
+      list.push_back(of[k]);
+      continue;
+    }
+    Tensor memory = empty({of[k].numel() + offset}, of[k].dtype(), device);
+    list.push_back(narrow(memory, 0, offset, of[k].numel()));
+    copy_values(list.back(), of[k].to(device));
+  }
+  return list;
+}
+Tensors on_host(const Tensors& of) {
+  Tensors list;
+  for (const Tensor& t : of) list.push_back(t.to(kCPU).clone());
+  for (const Tensor& t : list) t.raw();  // waits for the copy
+  return list;
+}
+
+void launch(const DeviceKernel& kernel, const Tensors& in, const Tensors& out) {
+  const Device device = out[0].device();
+  Tensor scratch = empty({int64_t(kernel.scratch_bytes) + 1}, kU8, device);
+  kernel.launch(in, out, scratch.device_data(), stream_of(device));
+}
+
+// Puts each operand under a result of its layout, as a plan allows all of them.
+Tensors overlaid(const Body& body, const Tensors& operands, Tensors results, uint64_t numbers) {
+  std::vector<bool> taken(operands.size());
+  for (size_t r = 0; r < results.size(); ++r)
+    for (size_t o = 0; o < operands.size(); ++o) {
+      const Meta a = meta_of(body, body.operands[o]), b = meta_of(body, body.stores[r].to);
+      const bool dense = reach(body, body.stores[r].to) == numel(b.shape);
+      if (taken[o] || numbers >> o & 1 || a.dtype != b.dtype || !(a.shape == b.shape) ||
+          !(a.strides == b.strides) || !dense)
+        continue;
+      results[r] = operands[o], taken[o] = true;
+      break;
+    }
+  return results;
+}
+
+}  // namespace
+
+int compare_on_device(Device device, const std::vector<Body>& bodies, double tolerance,
+                      const std::vector<uint64_t>& seeds) {
+  std::vector<Ref<const Fused>> fused;
+  std::vector<DeviceSource> sources;
   std::vector<size_t> printed;
   for (size_t n = 0; n < bodies.size(); ++n) {
-    std::string kernel = print_cuda(bodies[n], fmt::format("k{}", n));
-    if (!kernel.empty()) printed.push_back(n), text += kernel;
+    if (!gpu_schedulable(bodies[n])) continue;
+    Metas results = results_of(bodies[n]);
+    for (Meta& m : results) m.device = device;
+    uint64_t numbers = 0;
+    for (size_t k = 0; k < bodies[n].operands.size(); ++k)
+      if (reach(bodies[n], bodies[n].operands[k]) == 1 && (n + k) % 2) numbers |= uint64_t(1) << k;
+    fused.push_back(make_ref<const Fused>("test", bodies[n], results));
+    sources.push_back({fused.back().get(), numbers});
+    printed.push_back(n);
   }
-  TempFolder folder;
-  compile_shared(find_toolchain(""), {text}, folder.str(), folder / "object.so");
-  LoadedObject object(folder / "object.so");
-  for (size_t n : printed) {
-    const testing::ScopedTrace trace(__FILE__, __LINE__, run_again(seeds[n]));
-    const Tensors drawn = operands_of(bodies[n], seeds[n]);
-    Tensors in = copies(drawn), got = results_memory(bodies[n]);
-    std::vector<char*> p;
-    for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
-    for (const Tensor& t : got) p.push_back(static_cast<char*>(t.raw()));
-    reinterpret_cast<void (*)(char* const*)>(object.symbol(fmt::format("k{}", n)))(p.data());
-    expect_interpreted(bodies[n], drawn, got, tolerance, print_cuda(bodies[n], "kernel"));
+  const auto kernels = generate_on(device, sources);
+  for (size_t k = 0; k < printed.size(); ++k) {
+    const size_t n = printed[k];
+    const uint64_t seed = seeds.empty() ? n : seeds[n], numbers = sources[k].numbers;
+    const testing::ScopedTrace trace(__FILE__, __LINE__, seeds.empty() ? "" : run_again(seed));
+    const Body& body = bodies[n];
+    const Tensors drawn = operands_of(body, seed);
+    const Tensors out = on_device(results_memory(body), device, 0);
+    launch(*kernels[k], on_device(drawn, device, 0, numbers), out);
+    const Tensors got = on_host(out);
+    expect_interpreted(body, drawn, got, tolerance, print_cuda(body, "kernel"));
+    const Tensors shifted = on_device(results_memory(body), device, 1);
+    launch(*kernels[k], on_device(drawn, device, 1, numbers), shifted);
+    expect_equal_memory(on_host(shifted), got, "not aligned\n" + to_string(body));
+    if (!kernels[k]->in_place) continue;
+    const Tensors in = on_device(drawn, device, 0, numbers);
+    const Tensors over = overlaid(body, in, on_device(results_memory(body), device, 0), numbers);
+    launch(*kernels[k], in, over);
+    expect_equal_memory(on_host(over), got,
+                        "results over operands\n" + to_string(body) + print_cuda(body, "kernel"));
   }
   return int(printed.size());
 }

@@ -38,9 +38,10 @@ bool may_overwrite(const Body& body, int operand, int result);
 void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance = 1e-5,
                               const std::vector<uint64_t>& seeds = {});
 
-/// Compiles the CUDA text of `bodies` for this machine, as a grid of one thread, and compares it in
-/// the same way: everything but what threads do together. Returns how many bodies have such a text.
-int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance,
-                               const std::vector<uint64_t>& seeds);
+/// Generates code for those of `bodies` that `device` has a layout for, and compares it in the same
+/// way; operands that are not aligned and results over operands must give the same bits. Returns
+/// how many there are.
+int compare_on_device(Device device, const std::vector<Body>& bodies, double tolerance = 1e-5,
+                      const std::vector<uint64_t>& seeds = {});
 
 }  // namespace tessera::test

@@ -1,9 +1,11 @@
-// The CUDA printer: every kernel it prints is compiled to a cubin for several architectures. No GPU
-// is needed, so nothing runs.
+// The CUDA printer: what it prints, that it compiles to cubins for several architectures, and,
+// where there is a card, that it computes what the interpreter does.
 #include <gtest/gtest.h>
 
 #include "compile/codegen/generate.h"
 #include "compile/codegen/samples.h"
+#include "core/tensor/device_runtime.h"
+#include "tests/compile/codegen/compare.h"
 #ifdef TESSERA_NVRTC
 #include <nvrtc.h>
 #endif
@@ -13,24 +15,75 @@ namespace {
 
 using namespace compiler;
 
-TEST(PrintCuda, RowsAreBlocksAndSumsAreTrees) {
-  std::string text = print_cuda(softmax_body(100, 1000), "softmax");
-  EXPECT_NE(text.find("extern \"C\" __global__ void softmax(char* const* p) {"), text.npos);
-  EXPECT_NE(text.find("for (long row = blockIdx.x; row < 100; row += gridDim.x) {"), text.npos);
-  EXPECT_NE(text.find("const float v1 = float(block_reduce<Max>(s1));"), text.npos) << text;
-  EXPECT_NE(text.find("const float v4 = float(block_reduce<Sum>(s4));"), text.npos) << text;
+TEST(PrintCuda, RowsStayInRegistersFromNestToNest) {
+  std::string text = print_cuda(softmax_body(100, 1024), "softmax");
+  EXPECT_NE(text.find("Pack<float, 4> h0[8];"), text.npos) << text;  // a warp has 8 packs a lane
+  EXPECT_NE(text.find("v1 = float(warp_join<Max>(a1));"), text.npos) << text;
+  EXPECT_NE(text.find("v4 = float(warp_join<Sum>(a4));"), text.npos) << text;
+  text = print_cuda(softmax_body(100, 8192), "softmax");
+  EXPECT_NE(text.find("block_join<Max, 256>(a1)"), text.npos) << text;
+  EXPECT_NE(text.find("h0["), text.npos) << text;
+  text = print_cuda(softmax_body(100, 50000), "softmax");
+  EXPECT_EQ(text.find("h0["), text.npos) << "too long for registers\n" << text;
 }
 
-TEST(PrintCuda, ElementsAreTakenInStridesOfTheGrid) {
-  std::string text = print_cuda(bias_gelu_body(10, 30), "gelu");
-  EXPECT_NE(text.find("for (long n = long(blockIdx.x) * blockDim.x + threadIdx.x; n < 300; "),
-            text.npos)
-      << text;
-  EXPECT_EQ(text.find("block_reduce"), text.npos);
+TEST(PrintCuda, ElementsAreReadAndWrittenInPacks) {
+  std::string text = print_cuda(bias_gelu_body(10, 32), "gelu");
+  EXPECT_NE(text.find("const auto p0 = load<4>(x0 + "), text.npos) << text;
+  EXPECT_NE(text.find("store(y0 + "), text.npos) << text;
+  EXPECT_EQ(text.find("join"), text.npos);
+  text = print_cuda(bias_gelu_body(10, 33), "gelu");
+  EXPECT_EQ(text.find("load<"), text.npos) << "rows of 33 are not aligned\n" << text;
 }
 
-TEST(PrintCuda, SumsOverRowsAreLeftToOthers) {
-  EXPECT_EQ(print_cuda(layer_norm_grad_body(10, 30), "norm"), "");
+TEST(PrintCuda, SumsOverRowsAreJoinedByASecondKernel) {
+  const std::string text = print_cuda(layer_norm_grad_body(1000, 768), "norm");
+  EXPECT_NE(text.find("norm_finish("), text.npos) << text;
+  EXPECT_NE(text.find("__shared__ double"), text.npos) << text;
+}
+
+// Generated code on the first card there is, real or virtual.
+class OnCard : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::optional<DeviceKind> kind = find_device_kind("cuda");
+    if (!kind) GTEST_SKIP() << "this build knows no cards";
+    if (runtime_of(*kind).count() == 0) GTEST_SKIP() << runtime_of(*kind).why_none();
+    card_ = {*kind, 0};
+  }
+  Device card_;
+};
+
+TEST_F(OnCard, BodiesByHand) {
+  std::vector<Body> bodies;
+  for (DType t : {kF32, kF64, kBF16, kF16})
+    for (int64_t n : {7, 64, 1000, 3000, 40000})
+      bodies.push_back(softmax_body(n < 10000 ? 9 : 2, n, t));
+  for (auto [rows, n] : {std::pair(5, 33), std::pair(64, 128), std::pair(300, 768)}) {
+    bodies.push_back(layer_norm_body(rows, n));
+    bodies.push_back(layer_norm_grad_body(rows, n));
+    bodies.push_back(bias_gelu_body(rows, n, kBF16));
+    bodies.push_back(cross_entropy_body(rows, n));
+  }
+  bodies.push_back(cross_entropy_body(20, 9000)),
+      bodies.push_back(cross_entropy_body(3, 9000, false));
+  bodies.push_back(adamw_body(1000)), bodies.push_back(adamw_body(1001));
+  BodyBuilder total({100000});
+  InstrId x = total.load(1);
+  total.store(total.sum(total.op("square", {x}), 1)), total.store(total.op("neg", {x}));
+  bodies.push_back(total.body);
+  BodyBuilder columns({700, 5000});  // several tiles of columns
+  x = columns.load(3);
+  columns.store(columns.sum(x, 1)), columns.store(columns.sum(columns.op("abs", {x}), 3));
+  columns.store(columns.reduce(ReduceKind::kMax, x, 1));
+  bodies.push_back(columns.body);
+  BodyBuilder r({64, 700});
+  InstrId f = r.load(3), positive = r.op("gt", {f, r.constant(0.0)}, true);
+  r.store(r.sum(positive, 2)), r.store(r.reduce(ReduceKind::kAny, positive, 2));
+  r.store(r.reduce(ReduceKind::kMin, r.cast(positive, kI32), 2));
+  r.store(r.reduce(ReduceKind::kAll, positive, 2)), r.store(r.sum(r.index(1), 3));
+  bodies.push_back(r.body);
+  EXPECT_EQ(compare_on_device(card_, bodies, 1e-5), int(bodies.size()));
 }
 
 #ifdef TESSERA_NVRTC
@@ -66,6 +119,7 @@ TEST(PrintCuda, CompilesToCubins) {
   for (DType t : {kF32, kF64, kBF16, kF16})
     add(softmax_body(64, 1000, t)), add(bias_gelu_body(64, 768, t));
   add(layer_norm_body(64, 768)), add(adamw_body(100000));
+  add(layer_norm_grad_body(64, 768)), add(cross_entropy_body(64, 50257));
   BodyBuilder b({64, 5, 7});
   InstrId x = b.load(7, kI32), y = b.load(7, kU8), z = b.load(4, kBool);
   InstrId wide = b.op("add", {b.cast(x, kI64), b.index(2)});
