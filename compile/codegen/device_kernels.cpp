@@ -69,10 +69,8 @@ bool may_overwrite(const Schedule& s, const GpuLayout& g, int operand, int resul
   const LoopMask all = s.outer_mask() | s.inner_mask();
   if (from.dtype != to.dtype || !(from.strides == to.strides)) return false;
   if (g.kind == GpuLayout::Kind::kElements) return moving_loops(to) == all;
-  if (std::ranges::count(s.late_stores, result))
-    return moving_loops(to) != 0 || std::ranges::all_of(s.late_stores, [&](int k) {
-             return moving_loops(s.body.stores[size_t(k)].to) == 0;
-           });
+  if (std::ranges::count(s.late_stores, result))  // all threads may read a number
+    return moving_loops(to) != 0 || !read_at_the_end(s, operand);
   if (moving_loops(to) != all || read_at_the_end(s, operand)) return false;
   for (size_t n = 0; n < s.nests.size(); ++n)
     if (std::ranges::count(s.nests[n].stores, result))

@@ -151,7 +151,8 @@ class CudaPrinter : KernelText {
     }
     for (InstrId id : values) print_value(id, memory[size_t(id)]);
     for (InstrId id : reductions) {
-      const std::string at = instr(id).loops & inner() ? fmt::format("[{}{}]", element_of(pack), lane()) : "";
+      const std::string at =
+          instr(id).loops & inner() ? fmt::format("[{}{}]", element_of(pack), lane()) : "";
       line("{};", join(instr(id), fmt::format("a{}{}", id, at), fed(instr(id))));
     }
     for (int k : stores) {
@@ -165,7 +166,7 @@ class CudaPrinter : KernelText {
     if (g_.width > 1) close();
     for (int k : stores)
       if (const Access& to = b_.stores[size_t(k)].to; in_packs(s_, g_, to))
-        line("store(y{} + {}, q{}, whole);", k, place(to, v), k);
+        line("{}store(y{} + {}, q{}, whole);", once(to), k, place(to, v), k);
   }
   std::string element_of(const std::string& pack) const {
     return g_.width == 1 ? pack : fmt::format("{} * {}", pack, g_.width);
