@@ -21,6 +21,7 @@
 #include "core/nn/nonfinite.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/update.h"
 #include "core/optim/optim.h"
 #include "core/tensor/device_runtime.h"
 #include "core/tensor/random.h"
@@ -331,8 +332,9 @@ class Trainer {
     done.communication_ms = strategy_->communication_ms();
     if (device_.is_cpu()) return finish(done, done.start);
     // To read the loss now would be to wait for the device, which would then have nothing to do.
-    // The copy is enqueued, and update() reads it when the next step's backward is enqueued too.
+    // The copy is enqueued, and read when the next step is enqueued too.
     done.losses = done.losses.cpu(), done.norm = done.norm.cpu();
+    finish_pending(/*pause=*/false);
     pending_ = std::move(done);
   }
 
@@ -376,12 +378,17 @@ class Trainer {
     constexpr double kUnbounded = std::numeric_limits<double>::infinity();
     optim::Clip clip = strategy_->clip(*optimizer_, o_.clip_norm > 0 ? o_.clip_norm : kUnbounded,
                                        scaler_.inverse_scale());
-    finish_pending(/*pause=*/false);  // it may throw, with the parameters that its step left
     if (!scaler_.enabled()) {
-      // A NaN stops the run, which explains it from the state before the step: see explain.
+      // A NaN stops the run, which explains it from the state before the step: see explain. On a
+      // device the host hears of it when the next step is enqueued, which then updates nothing.
       Tensor none = scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64);
       NoGrad off;
-      optimizer_->step_if_finite(where(isfinite(clip.norm), clip.scale, none));
+      Tensor finite = isfinite(clip.norm);
+      if (!device_.is_cpu()) {
+        finite = finite & all_finite_;
+        assign_(all_finite_, finite);
+      }
+      optimizer_->step_if_finite(where(finite, clip.scale, none));
     } else {
       scaler_.step(*optimizer_, clip);
     }
@@ -493,6 +500,8 @@ class Trainer {
   Report report_;
   Profiling profiling_;
   std::optional<Step> pending_;
+  // Of a device: whether the norms of all steps were finite so far.
+  Tensor all_finite_ = full({}, true, {kBool, device_});
   Clock::time_point told_{};  // when the last step was reported
   compiler::Compiled<std::function<Update>> compiled_update_{
       [this](const std::vector<BatchTensors>& batches, const Tensor& key) {
