@@ -212,8 +212,9 @@ class Decomposer {
   }
 
   // Whether an optimizer's step, which writes parameters and their state, is worth generated
-  // kernels.
+  // kernels. On a device it is not: its kernel takes the whole list in one launch.
   bool worth_kernels(const Node& n) const {
+    if (!g_[n.out[0]].meta.device.is_cpu()) return false;
     int64_t all = 0;
     for (ValueId id : n.out) all += numel(g_[id].meta.shape);
     meet("decompose.cached", all);

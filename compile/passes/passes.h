@@ -13,8 +13,8 @@
 namespace tessera::compiler {
 
 /// The kinds of ops that decompose() replaces where a neighbour can be fused with them. Optimizers
-/// are replaced also alone, if their state fits into caches; for larger state the one kernel for
-/// the whole list is as fast.
+/// are replaced also alone, if their state fits into the CPU's caches; for larger state, and on
+/// devices, the one kernel for the whole list is as fast.
 struct DecomposeOptions {
   bool norms = true;       // layer_norm, rms_norm and their derivatives
   bool softmax = true;     // softmax, log_softmax and their derivatives

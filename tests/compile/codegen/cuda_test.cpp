@@ -1,7 +1,12 @@
 // The CUDA printer: what it prints, that it compiles to cubins for several architectures, and,
 // where there is a card, that it computes what the interpreter does.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdlib>
+
+#include "compile/codegen/device_kernels.h"
 #include "compile/codegen/generate.h"
 #include "compile/codegen/samples.h"
 #include "core/tensor/device_runtime.h"
@@ -84,6 +89,58 @@ TEST_F(OnCard, BodiesByHand) {
   r.store(r.reduce(ReduceKind::kAll, positive, 2)), r.store(r.sum(r.index(1), 3));
   bodies.push_back(r.body);
   EXPECT_EQ(compare_on_device(card_, bodies, 1e-5), int(bodies.size()));
+}
+
+// Bytes of the card's memory that a kernel of the virtual GPU read and wrote, in checked runs.
+using Counters = std::array<unsigned long long, 3>;
+std::optional<Counters> counters_of(const std::string& kernel) {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  auto* ask = driver ? reinterpret_cast<int (*)(const char*, unsigned long long*)>(
+                           dlsym(driver, "vgpu_counters"))
+                     : nullptr;
+  Counters counters{};
+  if (!ask || ask(kernel.c_str(), counters.data()) != 0) return {};
+  return counters;
+}
+
+TEST_F(OnCard, OperandsAreReadOnceAndResultsWrittenOnce) {
+  if (!std::getenv("VGPU_CHECK"))
+    GTEST_SKIP() << "only checked runs of the virtual GPU count bytes";
+  struct Case {
+    const char* name;
+    Body body;
+    uint64_t read, written, finish_read = 0, finish_written = 0;
+  };
+  constexpr uint64_t kLanes = 32;
+  const uint64_t whole = 64 * 128 * 4, row = 128 * 4, column = 64 * 4, groups = 64 / 8;
+  const std::vector<Case> cases = {
+      {"bias_gelu", bias_gelu_body(64, 128), 2 * whole, whole},
+      {"adamw", adamw_body(64 * 128), 4 * whole + 64 * 128 / 4 * 3 * 4, 3 * whole},
+      {"softmax", softmax_body(64, 128), whole, whole},
+      {"long_softmax", softmax_body(2, 8192), 2 * 8192 * 4, 2 * 8192 * 4},
+      {"norm", layer_norm_body(64, 128), whole + 64 * 2 * row, whole + 2 * column},
+      // A row's mean and rstd are read by all lanes; each group of rows leaves two rows of sums.
+      {"norm_grad", layer_norm_grad_body(64, 128), 2 * whole + 64 * row + 2 * kLanes * column,
+       whole + groups * 2 * row, groups * 2 * row, 2 * row},
+  };
+  for (const Case& c : cases) {
+    Metas results = results_of(c.body);
+    for (Meta& m : results) m.device = card_;
+    const auto fused = make_ref<const Fused>(c.name, c.body, results);
+    const auto kernel = generate_on(card_, std::vector<DeviceSource>{{fused.get(), 0}})[0];
+    Tensors in, out;
+    for (size_t k = 0; k < c.body.operands.size(); ++k)
+      in.push_back(operand_of(c.body, k, 1).to(card_));
+    for (size_t k = 0; k < c.body.stores.size(); ++k) out.push_back(result_of(c.body, k).to(card_));
+    const Tensor scratch = empty({int64_t(kernel->scratch_bytes) + 1}, kU8, card_);
+    kernel->launch(in, out, scratch.device_data(), stream_of(card_));
+    runtime_of(card_).synchronize(stream_of(card_));
+    const std::string symbol = std::string("k0_") + c.name;
+    const std::optional<Counters> got = counters_of(symbol), end = counters_of(symbol + "_finish");
+    ASSERT_TRUE(got && end);
+    EXPECT_EQ(*got, (Counters{1, c.read, c.written})) << c.name;
+    EXPECT_EQ(*end, (Counters{c.finish_read ? 1u : 0u, c.finish_read, c.finish_written})) << c.name;
+  }
 }
 
 #ifdef TESSERA_NVRTC

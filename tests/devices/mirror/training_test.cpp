@@ -1,4 +1,5 @@
 // Models that train on the device and on the CPU, compared by a hash of losses and parameters.
+#include "compile/compile.h"
 #include "core/core.h"
 #include "core/io/hash.h"
 #include "core/tensor/device_runtime.h"
@@ -58,8 +59,10 @@ Lesson gpt() {
 
 using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(std::vector<NamedTensor>)>;
 
-// Four clipped steps; the model is made on the device, or moved there.
-std::string learned(const Lesson& lesson, const MakeOptimizer& make, Device d, bool moved) {
+// Four clipped steps; the model is made on the device, or moved there. Compiled steps replay from
+// the third on.
+std::string learned(const Lesson& lesson, const MakeOptimizer& make, Device d, bool moved,
+                    bool compiled = false) {
   manual_seed(7);
   DeviceScope scope(moved ? kCPU : d);
   auto model = lesson.make();
@@ -67,14 +70,21 @@ std::string learned(const Lesson& lesson, const MakeOptimizer& make, Device d, b
   if (moved) model->to(d);
   auto optimizer = make(model->named_parameters());
   std::vector<NamedTensor> all;
-  for (int64_t step = 0; step < 4; ++step) {
-    const Tensor loss = lesson.loss(*model, step, d);
+  auto learn = [&](const Tensor& loss) {
     optimizer->zero_grad();
     loss.backward();
     optim::clip_grad_norm_(model->parameters(), 0.5);
     optimizer->step();
-    all.push_back({fmt::format("loss.{}", step), loss.detach()});
+    return loss.detach();
+  };
+  auto step_of_inputs = compile(
+      [&](const Tensor& x, const Tensor& y) { return learn(nn::cross_entropy((*model)(x), y)); });
+  for (int64_t step = 0; step < 4; ++step) {
+    const Tensor loss = compiled ? step_of_inputs(values(step, {8, 12}, d), labels(step, {8}, d))
+                                 : learn(lesson.loss(*model, step, d));
+    all.push_back({fmt::format("loss.{}", step), loss});
   }
+  if (compiled) EXPECT_EQ(step_of_inputs.report().replays, 2) << step_of_inputs.report().why_not;
   for (NamedTensor& t : model->state()) all.push_back(std::move(t));
   for (NamedTensor& t : optimizer->named_state()) all.push_back(std::move(t));
   return io::params_xxh128(all);
@@ -95,6 +105,13 @@ void expect_same(const Lesson& lesson, const MakeOptimizer& make) {
 TEST(MirrorTraining, Mlp) { expect_same(mlp(), adamw); }
 TEST(MirrorTraining, ConvolutionsWithBatchNorm) { expect_same(convolutions(), adamw); }
 TEST(MirrorTraining, GptWithDropout) { expect_same(gpt(), adamw); }
+
+// The device compiles no kernels, so that graphs run with its own.
+TEST(MirrorTraining, CompiledSteps) {
+  const std::string want = learned(mlp(), adamw, kCPU, false);
+  mirror::for_each_seed(
+      [&] { EXPECT_EQ(learned(mlp(), adamw, mirror::device(1), false, /*compiled=*/true), want); });
+}
 
 TEST(MirrorTraining, EveryOptimizer) {
   const std::vector<MakeOptimizer> others = {
