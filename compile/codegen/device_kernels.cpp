@@ -11,8 +11,8 @@
 
 #include "compile/codegen/generate.h"
 #include "compile/codegen/gpu_layout.h"
-#include "core/base/env.h"
 #include "core/base/parallel.h"
+#include "core/io/hash.h"
 #include "core/tensor/element.h"
 
 namespace tessera::compiler {
@@ -135,6 +135,7 @@ void compile_part(Device device, std::span<const Distinct> part, std::span<Ref<D
     entries.push_back(d.symbol);
     if (to[k]->scratch_bytes) entries.push_back(d.symbol + "_finish");
   }
+  dump_source("", io::to_string(io::xxh128(text.data(), text.size())).substr(0, 8) + ".cu", text);
   const Ref<DeviceProgram> program =
       runtime_of(device).compile("generated", text, entries, device.index);
   for (Ref<DeviceKernel>& k : to) k->program = program;

@@ -66,15 +66,17 @@ std::string key_of(const Toolchain& toolchain, const std::vector<Distinct>& kern
   return io::to_string(hash.digest());
 }
 
-void dump(const std::string& folder, const std::string& key, const std::string& source) {
+}  // namespace
+
+void dump_source(std::string folder, const std::string& name, const std::string& source) {
+  if (folder.empty()) folder = env::get("TESSERA_COMPILE_DUMP");
+  if (folder.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  std::ofstream file(folder + "/kernels-" + key.substr(0, 8) + ".cpp");
+  std::ofstream file(folder + "/kernels-" + name);
   file << source;
   TESSERA_CHECK(file.flush(), "codegen: cannot write to {}; correct TESSERA_COMPILE_DUMP", folder);
 }
-
-}  // namespace
 
 void set_sizes(KernelCode& code, const Schedule& schedule) {
   code.scratch_bytes = size_t(scratch_bytes(schedule));
@@ -102,9 +104,7 @@ std::vector<Ref<const LoadedKernel>> generate(std::span<const Fused* const> kern
   if (distinct.empty()) return result;
   Toolchain toolchain = find_toolchain(options.compiler);
   std::string key = key_of(toolchain, distinct);
-  std::string dump_dir =
-      options.dump_dir.empty() ? env::get("TESSERA_COMPILE_DUMP") : options.dump_dir;
-  if (!dump_dir.empty()) dump(dump_dir, key, sources_of(distinct, 1)[0]);
+  dump_source(options.dump_dir, key.substr(0, 8) + ".cpp", sources_of(distinct, 1)[0]);
   bool made = false;
   size_t files =
       std::clamp<size_t>(distinct.size() / kKernelsPerFile, 1, size_t(available_cores()));

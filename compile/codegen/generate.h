@@ -32,6 +32,10 @@ struct SizedText {
 SizedText print_sized(const Body& body, std::string_view name);
 /// What precedes the kernels of a file: the functors of core/ops, embedded when Tessera was built.
 std::string prologue_cpp();
+/// Writes `source` into `folder` as kernels-`name`; "" stands for TESSERA_COMPILE_DUMP, and nothing
+/// is written where that is not set. Throws UserError where it cannot be written.
+void dump_source(std::string folder, const std::string& name, const std::string& source);
+
 struct Schedule;
 struct GpuLayout;
 /// Returns the same kernel as CUDA C++: `name`(operands.., results.., scratch, whole), pointers to
