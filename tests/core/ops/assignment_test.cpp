@@ -150,6 +150,21 @@ TEST(Assignment, AViewOfATemporaryThatNobodySeesIsRefused) {
   EXPECT_EQ(numbers((a + b)[1]), (Numbers{5, 5})) << "to read it is as before";
 }
 
+// exp keeps its result for backward, which is no reader: nobody sees what is written to it.
+TEST(Assignment, WhatOnlyBackwardKeepsIsRefused) {
+  Tensor x = range(4).requires_grad_(), u = ones({}, {.dtype = kF64});
+  const std::string why = "nothing else refers to, so what is written would be lost";
+  expect_contains(error_of([&] { exp(x)[0] = u; }), why);
+  expect_contains(error_of([&] { exp(x) = u; }), why);
+  expect_contains(error_of([&] { exp(x).reshape({2, 2})[1][0] = 2.0; }), why);
+  Tensor y = exp(x);
+  auto handle = [&] { return y; };
+  handle()[1] = u;  // of what a variable has
+  EXPECT_EQ(y[1].item<double>(), 1);
+  expect_contains(error_of([&] { y.sum().backward(); }),
+                  "exp: result 0 (f64[4] cpu) was overwritten after it was saved for backward");
+}
+
 // tests/core/autograd/assigned_test.cpp says what is recorded.
 TEST(Assignment, ALeafIsRefusedUnlessNothingIsRecorded) {
   Tensor leaf = range(3).requires_grad_(), plain = range(3);
