@@ -231,7 +231,7 @@ class Backward {
     if (!leaf.grad.defined()) {
       // A tensor that has other owners, or whose elements share memory, must not become a grad,
       // which may later be written in place.
-      bool ours = g.uniquely_owned() && g.is_contiguous();
+      bool ours = g.uniquely_owned() && g.is_contiguous() && !g.impl()->repeated;
       put(leaf, ours ? std::move(g) : clone(g));
     } else {
       put(leaf, add(leaf.grad, std::move(g)));

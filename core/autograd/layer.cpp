@@ -1,8 +1,11 @@
 // The autograd layer: runs an op in the layers below and, if an input requires grad, records a node
 // for it.
+#include <algorithm>
+
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/backward_owners.h"
 #include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
 
@@ -60,6 +63,12 @@ class PrimitiveNode final : public GradNode {
     if (!prim_->is_view() || in_.empty()) return nullptr;
     const Tensor& in = in_[0].layout();
     return prim_->viewable({&in, 1}) ? &in : nullptr;
+  }
+  /// How many results it has saved whose values are in `memory`.
+  int64_t keeps(const Storage* memory) const {
+    return std::ranges::count_if(out_, [&](const SavedTensor& t) {
+      return t.layout().defined() && innermost(t.layout()).storage().get() == memory;
+    });
   }
   void let_go_of_overwritten(std::vector<Ref<GradNode>>& from) override {
     for (SavedTensor& t : in_) t.let_go_of_overwritten(from);
@@ -146,6 +155,15 @@ Tensors autograd_layer(const PrimRef& prim, Inputs in) {
 }
 
 }  // namespace
+
+int64_t owners_in_backward(const Tensor& t) {
+  const Storage* memory = innermost(t).storage().get();
+  const GradMeta* meta = grad_meta(t);
+  while (meta && meta->producer && meta->producer->makes_views())
+    meta = meta->producer->inputs[0].get();
+  const auto* node = meta ? dynamic_cast<const PrimitiveNode*>(meta->producer.get()) : nullptr;
+  return node && memory ? node->keeps(memory) : 0;
+}
 
 void give_history(const PrimRef& prim, std::span<const Tensor> in, std::span<const Tensor> out) {
   bool wanted = false;

@@ -128,6 +128,9 @@ Tensors Level::run(const PrimRef& prim, Inputs in) {
   SmallVector<Tensor, 4> inners;
   SmallVector<bool, 8> batched;
   bool any = false;
+  // Views of what is detached at this level are detached too.
+  Ref<Storage> apart;
+  if (prim->is_view() && in[0].impl()->views_detached()) apart = in[0].storage();
   for (Tensor& t : in) {
     bool b = false;
     if (mine(t)) {
@@ -141,7 +144,10 @@ Tensors Level::run(const PrimRef& prim, Inputs in) {
   if (vectorizes() && (any || draws(*prim))) return run_batched(*this, prim, inners, batched);
   Outside scope(*this);
   Tensors out = dispatch(prim, inners);
-  for (Tensor& t : out) t = wrap(std::move(t), false);
+  for (Tensor& t : out) {
+    t = wrap(std::move(t), false);
+    if (apart && t.storage() == apart) t.impl()->detached = true;
+  }
   return out;
 }
 

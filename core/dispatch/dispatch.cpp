@@ -120,6 +120,11 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
                     "assign_: dim {} of destination {} is expanded, its elements share memory; "
                     "clone it first",
                     i, describe(d));
+    TESSERA_CHECK(
+        !d.impl()->repeated || !d.storage() || d.storage()->use_count() == 1,
+        "assign_: destination {} is a part of an expanded tensor, other elements of which "
+        "share its memory; clone the expanded tensor first",
+        describe(d));
   }
   if ((asked & c.enabled & bit(Layer::kAutograd)) && assign_recorded(dst, prim, in)) return;
   if (c.enabled & bit(Layer::kSharding)) {

@@ -88,7 +88,8 @@ class Split final : public PrimitiveOf<Split, SplitAttributes> {
       s[dim] = size;
       out.push_back(Tensor({s, in.strides(), in.dtype(), in.device()}, in.storage(),
                            in.offset() + at * in.strides()[dim]));
-      out.back().impl()->detached = in.impl()->views_detached();
+      out.back().impl()->become_view_of(*in.impl());
+      out.back().impl()->repeated |= in.strides()[dim] == 0 && in.shape()[dim] > 1;
       at += size;
     }
     return out;
@@ -140,7 +141,8 @@ class Unbind final : public PrimitiveOf<Unbind, DimAttributes> {
       int64_t offset = in[0].offset() + i * st[dim];
       s.erase(dim), st.erase(dim);
       out.push_back(Tensor({s, st, in[0].dtype(), in[0].device()}, in[0].storage(), offset));
-      out.back().impl()->detached = in[0].impl()->views_detached();
+      out.back().impl()->become_view_of(*in[0].impl());
+      out.back().impl()->repeated |= in[0].strides()[dim] == 0 && in[0].shape()[dim] > 1;
     }
     return out;
   }

@@ -1,5 +1,6 @@
 // Methods of Tensor that are ops, spelled so that programs read well: each calls the function of
 // its name, which says what it does.
+#include "core/dispatch/backward_owners.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/observer.h"
@@ -196,12 +197,14 @@ const Tensor& Tensor::operator/=(Scalar o) const { return div_(o); }
 
 namespace {
 
-// Whether a write into `t`, a temporary, would be lost with it.
+// Whether a write into `t`, a temporary, would be lost with it. What only backward keeps is lost
+// too: nobody sees it, and backward refuses to read what was overwritten.
 bool lost_with(const Tensor& t) {
   const Tensor& values = innermost(t);
   if (const ShardData* cut = shard_data(values))
     return values.ref()->use_count() == 1 && cut->use_count() == 1 && cut->local.uniquely_owned();
-  return values.uniquely_owned();
+  return values.ref()->use_count() == 1 && values.storage() &&
+         values.storage()->use_count() == 1 + owners_in_backward(t);
 }
 
 void check_seen(const Tensor& t) {

@@ -28,9 +28,17 @@ Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides,
   impl->storage = from.storage;
   impl->offset = from.offset + extra_offset;
   impl->numel = numel(shape);
-  impl->inference = from.inference;
-  impl->detached = from.views_detached();
+  impl->become_view_of(from);
   return Tensor(std::move(impl));
+}
+
+// A view of a part of dim `dim` of `x`.
+Tensor part_of(const Tensor& x, int dim, const Shape& shape, const Strides& strides,
+               int64_t extra_offset) {
+  Tensor part = view_of(x, shape, strides, extra_offset);
+  if (x.strides()[dim] == 0 && x.shape()[dim] > 1) [[unlikely]]
+    part.impl()->repeated = true;
+  return part;
 }
 
 // Runs `V`, a value type describing one view, directly or as the primitive ViewPrimitive<V>.
@@ -186,7 +194,7 @@ struct SliceView {
     s[dim] = size;
     int64_t offset = begin * st[dim];
     st[dim] *= step;
-    return view_of(x, s, st, offset);
+    return part_of(x, dim, s, st, offset);
   }
   AxisMap axes(const Shape& s) const { return whole_dim_axes(s, shape(s), dim); }
   PrimRef localize(const AxisMap&, std::span<const Range>) const { return nullptr; }
@@ -211,7 +219,7 @@ struct SelectView {
     Strides st = x.strides();
     int64_t offset = index * st[dim];
     st.erase(dim);
-    return view_of(x, shape(x.shape()), st, offset);
+    return part_of(x, dim, shape(x.shape()), st, offset);
   }
   AxisMap axes(const Shape& s) const {
     AxisMap m;

@@ -43,15 +43,22 @@ struct TensorImpl final : RefCounted {
   Ref<Storage> storage;
   int64_t offset = 0;  // elements
   int64_t numel = 0;
-  LayerMask layers = 0;      // which layers look at ops on this tensor
-  bool inference = false;    // made under InferenceMode: may never be saved for backward
-  bool detached = false;     // does not take over the history of assignments to its memory
+  LayerMask layers = 0;    // which layers look at ops on this tensor
+  bool inference = false;  // made under InferenceMode: may never be saved for backward
+  bool detached = false;   // does not take over the history of assignments to its memory
+  bool repeated = false;   // a part of an expanded tensor, other parts of which are the same memory
   Ref<RefCounted> autograd;  // owned by core/autograd
   Ref<RefCounted> shard;     // a ShardData; meta is then the global one and storage null
 
   /// Whether a view of this tensor that has no history is detached too: if this tensor is detached,
   /// or has a history, since the view was then made where nothing is recorded.
   bool views_detached() const { return detached || (layers & bit(Layer::kAutograd)); }
+  /// Takes over from `viewed`, a view of which this is, what goes with its memory.
+  void become_view_of(const TensorImpl& viewed) {
+    inference = viewed.inference;
+    detached = viewed.views_detached();
+    repeated = viewed.repeated;
+  }
 
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }

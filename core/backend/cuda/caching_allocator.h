@@ -35,9 +35,12 @@ class CachingAllocator final : public Allocator {
   /// All blocks were freed. Waits for those that still use them.
   ~CachingAllocator() override;
 
-  /// A block for the calling thread's compute stream, aligned to kAlignBytes. Where the card's
-  /// memory is used up, gives back what is cached, which waits for those that still use it, and
-  /// tries again; throws UserError with the largest holders where that is not enough.
+  /// A block for the calling thread's compute stream, aligned to kAlignBytes: the smallest free one
+  /// of that stream that holds it, else new memory of the driver, else what another stream freed,
+  /// for which this one then waits. Where the card's memory is used up, gives back whole free
+  /// chunks, which waits for those that still use them, and tries again; chunks that are free in
+  /// pieces move to where a large block needs them, since addresses are not memory. Throws
+  /// UserError with the largest holders where that is not enough.
   void* allocate(size_t bytes) override;
   void deallocate(void* p, size_t bytes) override { deallocate_after(p, bytes, {}); }
   void deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) override;

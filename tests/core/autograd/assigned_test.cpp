@@ -309,6 +309,39 @@ TEST(Assigned, WhatIsDetachedDoesNot) {
   EXPECT_EQ(numbers(x.grad()), (Numbers{1, 0, 0}));
 }
 
+// What is not recorded may be written through what detach() gave, as in PyTorch.
+TEST(Assigned, WhatIsDetachedIsWritten) {
+  Tensor x = numbered({3}, 1).requires_grad_(), w = numbered({3}, 2).requires_grad_();
+  Tensor y = x.detach(), loss = (x * w).sum();
+  y[0] = 3;
+  EXPECT_EQ(numbers(x), (Numbers{3, 1.25, 1.5})) << "the memory is shared";
+  expect_contains(error_of([&] { loss.backward(); }),
+                  "mul: input 0 (f64[3] cpu) was overwritten after it was saved for backward");
+  x.detach() *= 2.0;
+  (x * w).sum().backward();
+  EXPECT_EQ(numbers(w.grad()), (Numbers{6, 2.5, 3}));
+  EXPECT_EQ(numbers(x.grad()), (Numbers{2, 2.25, 2.5}));
+  Tensor h = exp(x), part = h.detach()[1];
+  part += 1.0;
+  expect_contains(error_of([&] { h.sum().backward(); }), "exp: result 0");
+}
+
+// Nor do views of it, also inside of a transform.
+TEST(Assigned, ViewsOfWhatIsDetachedDoNot) {
+  auto f = [](const Tensor& x) {
+    Tensor buffer = zeros({2}, kDouble);
+    buffer[0] = x[0];
+    Tensor apart = buffer.detach();
+    Tensor expanded = apart.expand({3, 2});
+    return apart[0] * x[1] + (apart.slice(0, 0, 1) * x[1]).sum() + apart.unbind(0)[0] +
+           apart.split(1)[0].sum() + apart.reshape({2, 1}).sum() + expanded.sum();
+  };
+  Tensor x = numbered({2}, 1).requires_grad_();
+  f(x).backward();
+  EXPECT_EQ(numbers(x.grad()), (Numbers{0, 2}));
+  EXPECT_EQ(numbers(grad(f)(x.detach())), (Numbers{0, 2}));
+}
+
 TEST(Assigned, AResultThatTakesTheMemoryOverHasItsOwnHistory) {
   Tensor x = numbered({4}, 1).requires_grad_();
   Tensor y = x * 2.0;

@@ -150,6 +150,64 @@ TEST(Assignment, AViewOfATemporaryThatNobodySeesIsRefused) {
   EXPECT_EQ(numbers((a + b)[1]), (Numbers{5, 5})) << "to read it is as before";
 }
 
+// exp keeps its result for backward, which is no reader: nobody sees what is written to it.
+TEST(Assignment, WhatOnlyBackwardKeepsIsRefused) {
+  Tensor x = range(4).requires_grad_(), u = ones({}, {.dtype = kF64});
+  const std::string why = "nothing else refers to, so what is written would be lost";
+  expect_contains(error_of([&] { exp(x)[0] = u; }), why);
+  expect_contains(error_of([&] { exp(x) = u; }), why);
+  expect_contains(error_of([&] { exp(x).reshape({2, 2})[1][0] = 2.0; }), why);
+  Tensor y = exp(x);
+  auto handle = [&] { return y; };
+  handle()[1] = u;  // of what a variable has
+  EXPECT_EQ(y[1].item<double>(), 1);
+  expect_contains(error_of([&] { y.sum().backward(); }),
+                  "exp: result 0 (f64[4] cpu) was overwritten after it was saved for backward");
+}
+
+TEST(Assignment, ExpandedElementsAreRefused) {
+  Tensor a = range(3), b = range(3), u = ones({3}, {.dtype = kF64});
+  const std::string whole = "is expanded, its elements share memory; clone it first",
+                    part = "is a part of an expanded tensor, other elements of which share its";
+  expect_contains(error_of([&] { (a + b).expand({4, 3}).assign_(u); }), whole);
+  Tensor wide = a.expand({4, 3}), tall = a.unsqueeze(1).expand({3, 2});
+  expect_contains(error_of([&] { wide += 1.0; }), whole);
+  expect_contains(error_of([&] { wide.slice(0, 1, 3) = u; }), whole);
+  expect_contains(error_of([&] { wide.slice(1, 1, 3) = 1.0; }), whole);
+  expect_contains(error_of([&] {
+                    wide.index_put_({from_values<int64_t>({1}, {1})}, reshape(u, {1, 3}));
+                  }),
+                  whole);
+  expect_contains(error_of([&] { wide[0] = u; }), part);
+  expect_contains(error_of([&] { wide[0][1] = 1.0; }), part);
+  expect_contains(error_of([&] { wide.slice(0, 1, 2) = u; }), part);
+  expect_contains(error_of([&] { tall.select(1, 0).reshape({3, 1}).fill_(2); }), part);
+  expect_contains(error_of([&] { wide.split(1)[2] = u; }), part);
+  expect_contains(error_of([&] { wide.unbind(0)[2] = u; }), part);
+  expect_contains(
+      error_of([&] {
+        vmap([&](const Tensor& t) { return t[0] = 1.0, t; })(ones({2, 1}).expand({2, 3}));
+      }),
+      part);
+  EXPECT_EQ(numbers(a), (Numbers{0, 1, 2})) << "nothing was written";
+  Tensor apart = wide.clone();
+  apart[0] = u;
+  EXPECT_EQ(numbers(apart), (Numbers{1, 1, 1, 0, 1, 2, 0, 1, 2, 0, 1, 2}));
+  wide.slice(1, 1, 3)[0].clone() += 1.0;
+  a.expand({1, 3})[0] = u;  // shows each element once
+  EXPECT_EQ(numbers(a), (Numbers{1, 1, 1}));
+}
+
+// A gradient that is a part of an expanded one, as that of a sum, is a tensor of its own.
+TEST(Assignment, AGradientIsNoPartOfAnExpandedOne) {
+  const TensorOptions doubles{.dtype = kF64};
+  Tensor p = ones({1, 3}, doubles).requires_grad_(), q = ones({2, 3}, doubles);
+  (cat({p, q}, 0).sum(0) * range(3)).sum().backward();
+  const Tensor row = p.grad()[0];
+  row *= 2.0;
+  EXPECT_EQ(numbers(p.grad()), (Numbers{0, 2, 4}));
+}
+
 // tests/core/autograd/assigned_test.cpp says what is recorded.
 TEST(Assignment, ALeafIsRefusedUnlessNothingIsRecorded) {
   Tensor leaf = range(3).requires_grad_(), plain = range(3);
