@@ -1,12 +1,10 @@
-// Compiled objects on disk, found by the hash of what they were made of. Invariant: an entry is
-// used only if it is whole and is what its maker wrote (a hash at its end proves it). Makers of one
-// entry wait for each other, and a maker that dies leaves nothing behind that is used or waited
-// for.
+// Shared objects of compiled kernels, in the cache on disk (core/io/object_cache.h).
 #pragma once
 #include <string>
 
 #include "core/base/function_ref.h"
 #include "core/base/ref.h"
+#include "core/io/object_cache.h"
 
 namespace tessera::compiler {
 
@@ -29,21 +27,14 @@ class Cache {
   /// An empty `folder` means TESSERA_COMPILE_CACHE, or ~/.cache/tessera if that is not set.
   explicit Cache(const std::string& folder);
 
-  /// Returns the entry `key`, or null where there is none or it is not whole.
-  Ref<LoadedObject> find(const std::string& key) const;
-  /// Returns the entry `key`. Where there is none, calls make(work, object) to write it to the file
-  /// `object`, with a folder `work` for temporary files, while other makers of this entry wait;
-  /// `*made` says whether that happened. Another maker is waited for at most as long as a
-  /// collective (TESSERA_TIMEOUT); then one of the waiting processes makes the entry. Throws
-  /// UserError where the folder cannot be written.
+  /// Returns the entry `key`, loaded. Where there is none, calls make(work, object) to write it to
+  /// the file `object`, with a folder `work` for temporary files; waits for other makers and throws
+  /// as io::ObjectCache::find_or_make does.
   using Maker = FunctionRef<void(const std::string& work, const std::string& object)>;
   Ref<LoadedObject> find_or_make(const std::string& key, Maker make, bool* made);
 
  private:
-  /// Makes the entry under the lock named `maker`.
-  Ref<LoadedObject> make_entry(const std::string& key, const std::string& maker, Maker make);
-  std::string path_of(const std::string& key) const { return folder_ + "/" + key + ".so"; }
-  std::string folder_;
+  io::ObjectCache objects_;
 };
 
 }  // namespace tessera::compiler

@@ -42,6 +42,9 @@ class DeviceRuntime {
   virtual std::string why_none() { return {}; }
   /// "NVIDIA H200, 139.8 GiB, sm_90".
   virtual std::string describe(int index) = 0;
+  /// The libraries beside the program that these devices need: a line for each, which says its
+  /// version or why it cannot be used.
+  virtual std::vector<std::string> describe_libraries() { return {}; }
   /// Whether the host reads and writes the memory through pointers; its kernels have then ended
   /// when they return.
   virtual bool host_addressable() const { return false; }

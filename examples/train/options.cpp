@@ -190,6 +190,15 @@ std::pair<double, double> parse_betas(const std::string& text) {
   return {a, b};
 }
 
+// What --version prints: of devices too, since a program finds their libraries when it runs.
+std::string version_and_libraries() {
+  std::string text = version_text("train");
+  for (DeviceKind kind : device_kinds())
+    for (const std::string& line : runtime_of(kind).describe_libraries())
+      text += fmt::format("\n{}: {}", runtime_of(kind).name(), line);
+  return text;
+}
+
 }  // namespace
 
 const models::ModelSpec& spec_of(const Options& o) { return models::find_model("train", o.model); }
@@ -218,7 +227,7 @@ Parsed parse_options(int argc, char** argv) {
   RawOptions o;
   Unavailable u;
   CLI::App app{"Trains a model, on one rank or under tlaunch on many.", "train"};
-  app.set_version_flag("--version", [] { return version_text("train"); });
+  app.set_version_flag("--version", &version_and_libraries);
   app.get_formatter()->column_width(34);
   // If a flag is given twice, the last one counts, so that scripts can append overrides.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);

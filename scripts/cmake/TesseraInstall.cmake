@@ -22,6 +22,9 @@ write_basic_package_version_file(${config_version} COMPATIBILITY SameMajorVersio
 install(FILES ${config} ${config_version} scripts/cmake/TesseraLibraries.cmake DESTINATION ${package_dir})
 install(FILES LICENSE README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 add_custom_target(tessera_installed DEPENDS ${libraries} ${programs})  # what is built for it
+if(TARGET packs)
+  add_dependencies(tessera_installed packs)
+endif()
 
 # A Debian package of the same files, which scripts/package makes. What the programs link is found by dpkg-shlibdeps; what
 # TesseraConfig.cmake looks for is stated.

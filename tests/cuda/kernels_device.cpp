@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <optional>
 
+#include "core/backend/cuda/library.h"
+
 namespace tessera::cuda::test {
 namespace {
 
@@ -14,14 +16,9 @@ bool g_benchmarks = false;
 
 void* open(const char* soname) {
   if (void* library = dlopen(soname, RTLD_NOW | RTLD_LOCAL)) return library;
-  std::string folders =
-      std::getenv("TESSERA_CUDA_LIBRARIES") ? std::getenv("TESSERA_CUDA_LIBRARIES") : "";
-  for (size_t at = 0; at < folders.size();) {
-    const size_t end = std::min(folders.find(':', at), folders.size());
-    const std::string path = folders.substr(at, end - at) + "/" + soname;
-    if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-    at = end + 1;
-  }
+  for (const std::string& folder : library_folders())
+    if (void* library = dlopen((folder + "/" + soname).c_str(), RTLD_NOW | RTLD_LOCAL))
+      return library;
   return nullptr;
 }
 

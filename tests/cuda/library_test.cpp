@@ -3,34 +3,19 @@
 #include "core/backend/cuda/library.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "core/base/error.h"
+#include "tests/cuda/made_library.h"
 
 namespace tessera::cuda {
 namespace {
 
 namespace fs = std::filesystem;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = fs::temp_directory_path() / "tessera-cuda-XXXXXX";
-    if (!mkdtemp(name.data())) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 class Variable {
  public:
@@ -45,36 +30,31 @@ class Variable {
   std::string before_;
 };
 
-std::string output_of(const std::string& command) {
-  std::FILE* pipe = popen(command.c_str(), "r");
-  std::string all;
-  std::array<char, 256> part{};
-  while (std::fgets(part.data(), part.size(), pipe)) all += part.data();
-  const int status = pclose(pipe);
-  return status == 0 ? all : fmt::format("{}(status {})", all, status);
-}
-
 TEST(CudaLibrary, LooksIntoNamedFoldersThenIntoWheels) {
-  Folder folder;
-  const fs::path wheel = folder.path() / "venv/lib/python3.12/site-packages/nvidia/cuda_nvrtc/lib";
+  TempFolder folder;
+  const fs::path wheel = folder / "venv/lib/python3.12/site-packages/nvidia/cuda_nvrtc/lib";
   fs::create_directories(wheel);
-  fs::create_directories(folder.path() / "venv/lib/python3.12/site-packages/nvidia/empty");
+  fs::create_directories(folder / "venv/lib/python3.12/site-packages/nvidia/empty");
+  const fs::path ours = folder / "home/.local/share/tessera/cuda/nvidia/cu13/lib";
+  fs::create_directories(ours);
+  Variable home("HOME", folder / "home");
   Variable named("TESSERA_CUDA_LIBRARIES", "/first::/second");
-  Variable active("VIRTUAL_ENV", folder.path() / "venv");
+  Variable active("VIRTUAL_ENV", folder / "venv");
   const std::vector<std::string> folders = library_folders();
-  ASSERT_GE(folders.size(), 3u);
+  ASSERT_GE(folders.size(), 4u);
   EXPECT_EQ(folders[0], "/first");
   EXPECT_EQ(folders[1], "/second");
-  EXPECT_EQ(folders[2], wheel);
+  EXPECT_EQ(folders[2], ours);
+  EXPECT_EQ(folders[3], wheel);
 }
 
 TEST(CudaLibrary, FindsTheWheelsOfThePythonOnPath) {
-  Folder folder;
-  const fs::path wheel = folder.path() / "env/lib/python3.11/site-packages/nvidia/cu13/lib";
+  TempFolder folder;
+  const fs::path wheel = folder / "env/lib/python3.11/site-packages/nvidia/cu13/lib";
   fs::create_directories(wheel);
-  fs::create_directories(folder.path() / "env/bin");
-  std::ofstream(folder.path() / "env/bin/python3") << "";
-  Variable path("PATH", "/nowhere:" + (folder.path() / "env/bin").string());
+  fs::create_directories(folder / "env/bin");
+  std::ofstream(folder / "env/bin/python3") << "";
+  Variable path("PATH", "/nowhere:" + (folder / "env/bin"));
   Variable active("VIRTUAL_ENV", "");
   const std::vector<std::string> folders = library_folders();
   EXPECT_NE(std::find(folders.begin(), folders.end(), wheel), folders.end());
@@ -92,32 +72,10 @@ TEST(CudaLibrary, DISABLED_PrintsWhy) {
 }
 
 /// What this program prints where libcuda.so.1 is made of `text`.
-std::string why_with(const Folder& folder, const std::string& text) {
-  std::ofstream(folder.path() / "libcuda.c") << text;
-  const std::string path = folder.path();
-  const std::string made =
-      output_of(fmt::format("cc -shared -fPIC -o {0}/libcuda.so.1 {0}/libcuda.c 2>&1", path));
+std::string why_with(const TempFolder& folder, const std::string& text) {
+  const std::string made = make_library(folder, "libcuda.so.1", text);
   if (!made.empty()) return "no compiler: " + made;
-  return output_of(
-      fmt::format("LD_LIBRARY_PATH={}:$LD_LIBRARY_PATH {} --gtest_also_run_disabled_tests "
-                  "--gtest_filter=CudaLibrary.DISABLED_PrintsWhy 2>&1",
-                  path, fs::read_symlink("/proc/self/exe").string()));
-}
-
-/// C text of a driver whose functions all return `result`, but for the version.
-std::string driver_text(int version, int result, const std::string& without = "") {
-  std::string text =
-      fmt::format("int cuDriverGetVersion(int* v) {{ *v = {}; return 0; }}\n", version);
-#define FUNCTION(member, symbol, parameters)                                \
-  if (#symbol != without && std::string(#symbol) != "cuDriverGetVersion" && \
-      std::string(#symbol) != "cuGetErrorName")                             \
-    text += fmt::format("int {}() {{ return {}; }}\n", #symbol, result);
-#include "core/backend/cuda/driver_functions.def"
-#undef FUNCTION
-  return text + fmt::format(
-                    "int cuGetErrorName(int e, const char** t) {{ *t = \"E{}\"; return 0; "
-                    "}}\n",
-                    result);
+  return output_of(child_command(folder, "CudaLibrary.DISABLED_PrintsWhy"));
 }
 
 void expect_why(const std::string& output, const std::string& why) {
@@ -130,29 +88,29 @@ void expect_why(const std::string& output, const std::string& why) {
 }
 
 TEST(CudaLibrary, SaysThatADriverIsTooOld) {
-  Folder folder;
+  TempFolder folder;
   expect_why(why_with(folder, driver_text(11080, 0)),
              "is for CUDA 11.8; install one for CUDA 12.0");
 }
 TEST(CudaLibrary, NamesAMissingFunction) {
-  Folder folder;
+  TempFolder folder;
   expect_why(why_with(folder, driver_text(12000, 0, "cuLaunchKernelEx")),
              "is for CUDA 12.0 and has no cuLaunchKernelEx");
 }
 TEST(CudaLibrary, SaysThatThereIsNoCard) {
-  Folder folder;
+  TempFolder folder;
   expect_why(why_with(folder, driver_text(13000, 100)), "the driver sees no card (E100)");
 }
 TEST(CudaLibrary, SaysThatADriverShowsNoCard) {
-  Folder folder;
+  TempFolder folder;
   expect_why(why_with(folder, driver_text(13000, 0)), "the driver sees no card");
 }
 TEST(CudaLibrary, TellsAStubFromADriver) {
-  Folder folder;
+  TempFolder folder;
   expect_why(why_with(folder, driver_text(13000, 34)), "is the toolkit's stub of the driver");
 }
 TEST(CudaLibrary, SaysThatADriverDoesNotLoad) {
-  Folder folder;
+  TempFolder folder;
   expect_why(why_with(folder, "int missing(void); int cuInit(void) { return missing(); }"),
              "no driver: ");
 }

@@ -1,6 +1,7 @@
 #include "core/backend/cuda/cubins.h"
 
 #include <atomic>
+#include <climits>
 #include <exception>
 #include <filesystem>
 #include <thread>
@@ -9,6 +10,7 @@
 #include "core/backend/cuda/library.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/io/object_cache.h"
 
 namespace tessera::cuda {
 namespace {
@@ -78,23 +80,52 @@ Compiled compile(const std::string& name, const std::string& text, std::string_v
   return {program.cubin(), program.log()};
 }
 
-void make_pack(const std::string& path, const std::string& architecture,
-               std::span<const NamedText> texts) {
+namespace {
+
+int nvrtc_version() { return nvrtc().major * 1000 + nvrtc().minor * 10; }
+
+// The pack at `path`, if this compiler made it; one that is damaged is replaced.
+std::optional<Pack> earlier_pack(const std::string& path, const std::string& architecture) {
+  try {
+    std::optional<Pack> pack = Pack::open(path, architecture);
+    if (pack && pack->version() == nvrtc_version()) return pack;
+  } catch (const UserError& e) {
+    logging::warn("{}", e.what());
+  }
+  return {};
+}
+
+std::string kept_by(const Pack& pack, const CubinKey& key) {
+  try {
+    return pack.find(key).value_or("");
+  } catch (const UserError& e) {
+    logging::warn("{}", e.what());
+    return {};
+  }
+}
+
+}  // namespace
+
+size_t make_pack(const std::string& path, const std::string& architecture,
+                 std::span<const NamedText> texts) {
   std::map<CubinKey, const NamedText*> distinct;
   for (const NamedText& t : texts) distinct.emplace(cubin_key(t.text, architecture), &t);
+  const std::optional<Pack> earlier = earlier_pack(path, architecture);
   std::vector<PackEntry> entries;
-  for (const auto& [key, text] : distinct) entries.push_back({key, {}});
-  nvrtc();  // loads it, or throws, before there are threads
-  std::atomic<size_t> next = 0;
+  for (const auto& [key, text] : distinct)
+    entries.push_back({key, earlier ? kept_by(*earlier, key) : ""});
+  std::atomic<size_t> next = 0, compiled = 0;
   std::exception_ptr failure;
   std::mutex mutex;
   const auto work = [&] {
     for (size_t i; (i = next++) < entries.size();) {
+      if (!entries[i].cubin.empty()) continue;
       const NamedText& t = *distinct.at(entries[i].key);
       try {
         Compiled c = compile(t.name, t.text, architecture);
         if (!c.log.empty()) logging::warn("cuda: {}: {}", t.name, c.log);
         entries[i].cubin = std::move(c.cubin);
+        ++compiled;
       } catch (...) {
         std::lock_guard lock(mutex);
         failure = std::current_exception();
@@ -107,34 +138,47 @@ void make_pack(const std::string& path, const std::string& architecture,
   work();
   for (std::thread& t : threads) t.join();
   if (failure) std::rethrow_exception(failure);
-  write_pack(path, architecture, std::move(entries));
+  write_pack(path, architecture, nvrtc_version(), std::move(entries));
+  return compiled;
 }
 
-Cubins::Cubins(std::vector<std::string> folders, std::unique_ptr<CubinStore> store)
-    : folders_(std::move(folders)), store_(std::move(store)) {}
+Cubins::Cubins(std::vector<std::string> folders, std::string cache)
+    : folders_(std::move(folders)), cache_(std::move(cache)) {}
 
-const Pack* Cubins::pack_for(const std::string& architecture) {
-  std::lock_guard lock(mutex_);
-  const auto known = packs_.find(architecture);
-  if (known != packs_.end()) return known->second ? &*known->second : nullptr;
+std::optional<Pack> Cubins::find_pack(const std::string& architecture) const {
   for (const std::string& folder : folders_) {
     std::optional<Pack> pack =
         Pack::open(fmt::format("{}/{}.pack", folder, architecture), architecture);
     if (!pack) continue;
+    const int newest = why_no_driver().empty() ? driver().version / 1000 : INT_MAX;
+    if (pack->version() / 1000 > newest) {
+      logging::warn(
+          "cuda: {} is left out: its code is for drivers of CUDA {} or later, this one is "
+          "for {}; update the driver",
+          pack->path(), pack->version() / 1000, newest);
+      return {};
+    }
     logging::info("cuda: {} kernels from {}", pack->size(), pack->path());
-    return &*packs_.emplace(architecture, std::move(pack)).first->second;
+    return pack;
   }
-  packs_.emplace(architecture, std::nullopt);
-  return nullptr;
+  return {};
+}
+
+const Pack* Cubins::pack_for(const std::string& architecture) {
+  std::lock_guard lock(mutex_);
+  auto known = packs_.find(architecture);
+  if (known == packs_.end()) known = packs_.emplace(architecture, find_pack(architecture)).first;
+  return known->second ? &*known->second : nullptr;
+}
+
+void Cubins::count(int Counts::*which) {
+  std::lock_guard lock(mutex_);
+  ++(counts_.*which);
 }
 
 std::string Cubins::get(const std::string& name, const std::string& text,
                         const std::string& architecture) {
   const CubinKey key = cubin_key(text, architecture);
-  const auto count = [&](int Counts::*which) {
-    std::lock_guard lock(mutex_);
-    ++(counts_.*which);
-  };
   if (const Pack* pack = pack_for(architecture)) {
     if (std::optional<std::string> cubin = pack->find(key)) {
       count(&Counts::from_pack);
@@ -144,19 +188,44 @@ std::string Cubins::get(const std::string& name, const std::string& text,
   TESSERA_CHECK(why_no_nvrtc().empty(),
                 "cuda: {} is in no pack for {} beside the program, and there is {}", name,
                 architecture, why_no_nvrtc());
-  bool made = false;
-  const auto make = [&] {
-    made = true;
-    Compiled c = compile(name, text, architecture);
-    if (!c.log.empty()) logging::warn("cuda: {}: {}", name, c.log);
-    return std::move(c.cubin);
-  };
   // Another version of the compiler may give other code, and code that an older driver refuses.
   const std::string entry =
-      fmt::format("{}-{}-nvrtc{}-{}", to_string(key), architecture, nvrtc().major, nvrtc().minor);
-  std::string cubin = store_ ? store_->find_or_make(entry, make) : make();
-  count(made ? &Counts::compiled : &Counts::from_store);
-  return cubin;
+      fmt::format("{}-{}-nvrtc{}-{}{}", to_string(key), architecture, nvrtc().major, nvrtc().minor,
+                  nvrtc().emulation.empty() ? "" : "-virtual");
+  Known* known;
+  {
+    std::lock_guard lock(mutex_);
+    known = &known_[entry];
+  }
+  std::lock_guard one_at_a_time(known->making);
+  if (!known->cubin.empty()) {
+    count(&Counts::from_process);
+    return known->cubin;
+  }
+  return find_or_make(entry, [&] {
+    Compiled c = compile(name, text, architecture);
+    if (!c.log.empty()) logging::warn("cuda: {}: {}", name, c.log);
+    count(&Counts::compiled);
+    return known->cubin = std::move(c.cubin);
+  });
+}
+
+// Without the cache a program takes longer to start, but it runs.
+std::string Cubins::find_or_make(const std::string& key, FunctionRef<std::string()> make) {
+  std::string made;
+  try {
+    bool here = false;
+    const auto entry = io::ObjectCache(cache_, ".cubin", "cuda")
+                           .find_or_make(
+                               key, [&](const std::string&) { return made = make(); }, &here);
+    if (!here) count(&Counts::from_cache);
+    return std::string(entry.object());
+  } catch (const io::CacheError& e) {
+    std::lock_guard lock(mutex_);
+    if (!std::exchange(said_, true))
+      logging::warn("{}; until then every start compiles its kernels again", e.what());
+  }
+  return made.empty() ? make() : made;
 }
 
 Cubins::Counts Cubins::counts() const {
@@ -165,7 +234,7 @@ Cubins::Counts Cubins::counts() const {
 }
 
 Cubins& cubins() {
-  static Cubins& all = *new Cubins(folders_of_program(), nullptr);
+  static Cubins& all = *new Cubins(folders_of_program(), "");
   return all;
 }
 

@@ -1,11 +1,11 @@
 // From a kernel's text to the code of a card (a cubin). In this order: a pack that came with the
-// program (share/tessera/sm_90.pack), what this user's programs have compiled before, the run-time
-// compiler. Invariant: a cubin is found by the hash of all it was made of (text, architecture,
-// options), so one that is found is the one that compiling would give, up to the compiler's
-// version.
+// program (share/tessera/sm_90.pack), what this process has compiled, what this user's programs
+// have compiled before (the cache on disk), the run-time compiler. Invariant: a cubin is found by
+// the hash of all it was made of (text, architecture, options, and whether for a card or for the
+// virtual GPU), on disk also by the compiler's version; so one that is found is the one that
+// compiling would give, up to the version that made the pack.
 #pragma once
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -17,15 +17,6 @@
 #include "core/base/function_ref.h"
 
 namespace tessera::cuda {
-
-/// Cubins that were compiled on this machine. `key` is a name of letters, digits and '-'.
-class CubinStore {
- public:
-  virtual ~CubinStore() = default;
-  /// Returns the entry; where there is none, the one that `make` returns, which is kept. Processes
-  /// that ask for one entry at once should let one of them make it.
-  virtual std::string find_or_make(const std::string& key, FunctionRef<std::string()> make) = 0;
-};
 
 struct Compiled {
   std::string cubin;
@@ -42,41 +33,52 @@ struct NamedText {
   std::string name, text;
 };
 /// Compiles `texts` for `architecture`, on all cores, and writes them as a pack; equal texts enter
-/// once. What a build does with all texts of this folder. Throws as compile() and write_pack() do.
-void make_pack(const std::string& path, const std::string& architecture,
-               std::span<const NamedText> texts);
+/// once. What a pack at `path` that this version of the compiler made has of them is taken from
+/// there. Returns how many were compiled. What a build does with all texts of this folder. Throws
+/// as compile() and write_pack() do.
+size_t make_pack(const std::string& path, const std::string& architecture,
+                 std::span<const NamedText> texts);
 
 /// Thread-safe.
 class Cubins {
  public:
-  /// Looks for packs in `folders`, the first of them that has one for an architecture counts.
-  /// Without `store`, nothing is kept between runs.
-  Cubins(std::vector<std::string> folders, std::unique_ptr<CubinStore> store);
+  /// Looks for packs in `folders`: the first of them that has one for an architecture counts.
+  /// `cache` is the folder of what was compiled before, as io::ObjectCache takes it.
+  Cubins(std::vector<std::string> folders, std::string cache);
 
-  /// The code of `text` for `architecture`; `name` stands in errors. Throws UserError where no pack
-  /// has it and it cannot be compiled.
+  /// The code of `text` for `architecture`; `name` stands in errors. Threads and processes that ask
+  /// for one text at once wait for the one of them that compiles it. Throws UserError where no pack
+  /// has it and it cannot be compiled. A cache that cannot be written is said once, and not used.
   std::string get(const std::string& name, const std::string& text,
                   const std::string& architecture);
 
   struct Counts {
-    int from_pack = 0, from_store = 0, compiled = 0;
+    int from_pack = 0, from_process = 0, from_cache = 0, compiled = 0;
   };
   Counts counts() const;
-  /// Before the first get().
-  void set_store(std::unique_ptr<CubinStore> store) { store_ = std::move(store); }
 
  private:
+  /// A text that this process has compiled, or is compiling.
+  struct Known {
+    std::mutex making;
+    std::string cubin;  // empty until it is made
+  };
   const Pack* pack_for(const std::string& architecture);
+  std::optional<Pack> find_pack(const std::string& architecture) const;
+  std::string find_or_make(const std::string& key, FunctionRef<std::string()> make);
+  void count(int Counts::*which);
 
   const std::vector<std::string> folders_;
-  std::unique_ptr<CubinStore> store_;
+  const std::string cache_;
   mutable std::mutex mutex_;
   std::map<std::string, std::optional<Pack>> packs_;  // by architecture
+  std::map<std::string, Known> known_;                // by key
+  bool said_ = false;                                 // that the cache cannot be used
   Counts counts_;
 };
 
 /// Those of this process. Packs are looked for in ../share/tessera, share/tessera and the folder
-/// itself, seen from the program's folder.
+/// itself, seen from the program's folder; the cache is where compiled kernels of the CPU are.
 Cubins& cubins();
 
 }  // namespace tessera::cuda

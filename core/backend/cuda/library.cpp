@@ -1,6 +1,7 @@
 #include "core/backend/cuda/library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -17,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kOldestDriver = 12000;
+constexpr const char* kEmulation = "vgpu_emulation";  // only libraries of the virtual GPU have it
 
 std::string version_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
@@ -37,15 +39,20 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// Adds PREFIX/lib/python3*/{site,dist}-packages/nvidia/*/lib.
-void add_wheels(const fs::path& prefix, std::vector<std::string>& folders) {
+// Adds PACKAGES/nvidia/*/lib.
+void add_wheels(const fs::path& packages, std::vector<std::string>& folders) {
+  std::error_code ignored;
+  for (const auto& wheel : fs::directory_iterator(packages / "nvidia", ignored))
+    if (fs::is_directory(wheel.path() / "lib", ignored)) folders.push_back(wheel.path() / "lib");
+}
+
+// Adds those of PREFIX/lib/python3*/{site,dist}-packages.
+void add_wheels_of_python(const fs::path& prefix, std::vector<std::string>& folders) {
   std::error_code ignored;
   for (const auto& python : fs::directory_iterator(prefix / "lib", ignored)) {
     if (!python.path().filename().string().starts_with("python3")) continue;
     for (const char* packages : {"site-packages", "dist-packages"})
-      for (const auto& wheel : fs::directory_iterator(python.path() / packages / "nvidia", ignored))
-        if (fs::is_directory(wheel.path() / "lib", ignored))
-          folders.push_back(wheel.path() / "lib");
+      add_wheels(python.path() / packages, folders);
   }
 }
 
@@ -80,7 +87,11 @@ struct Opened {
 
 Opened open_at(const std::string& path) {
   Opened o{dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path, {}};
-  if (!o.library) o.why = dlerror();
+  if (!o.library) {
+    o.why = dlerror();
+  } else if (link_map* found = nullptr; dlinfo(o.library, RTLD_DI_LINKMAP, &found) == 0) {
+    o.path = found->l_name;  // where the loader found it
+  }
   return o;
 }
 
@@ -154,6 +165,7 @@ Loaded<DriverFunctions> load_driver() {
 #include "core/backend/cuda/driver_functions.def"
 #undef FUNCTION
   if (dlsym(opened.library, "cuDriverGetVersion")) f.driver_version.result(&f.version);
+  f.emulated = dlsym(opened.library, kEmulation) != nullptr;
   if (missing || f.version < kOldestDriver)
     return {{},
             fmt::format("the driver is too old: {} is for CUDA {}{}; install one for CUDA {} or "
@@ -186,6 +198,13 @@ std::optional<NvrtcFunctions> load_nvrtc_of(const Opened& opened, std::string& w
     return {};
   }
   f.version(&f.major, &f.minor);
+  if (void* emulation = dlsym(opened.library, kEmulation))
+    f.emulation = reinterpret_cast<const char* (*)()>(emulation)();
+  if (why_no_driver().empty() && driver().emulated != !f.emulation.empty()) {
+    why = fmt::format("{} does not compile for {}", f.path,
+                      driver().emulated ? "the virtual GPU" : "cards");
+    return {};
+  }
   return f;
 }
 
@@ -287,9 +306,33 @@ const NvrtcFunctions& nvrtc() {
   return *loaded.table;
 }
 
+std::string emulation() {
+  const bool some_driver = why_no_driver().empty();
+  if (some_driver && !driver().emulated) return {};
+  if (why_no_nvrtc().empty()) return nvrtc().emulation;
+  return some_driver ? "without a compiler" : "";
+}
+
+std::vector<std::string> describe_libraries() {
+  const auto line = [](const char* name, const std::string& version, const std::string& path,
+                       bool emulated) {
+    return fmt::format("{} {}, {}{}", name, version, path, emulated ? " (virtual GPU)" : "");
+  };
+  std::vector<std::string> lines{why_no_driver(), why_no_nvrtc()};
+  if (lines[0].empty())
+    lines[0] =
+        line("driver for CUDA", version_text(driver().version), driver().path, driver().emulated);
+  if (lines[1].empty())
+    lines[1] = line("NVRTC", fmt::format("{}.{}", nvrtc().major, nvrtc().minor), nvrtc().path,
+                    !nvrtc().emulation.empty());
+  return lines;
+}
+
 std::vector<std::string> library_folders() {
   std::vector<std::string> folders = split(env::get("TESSERA_CUDA_LIBRARIES"));
-  for (const fs::path& prefix : python_prefixes()) add_wheels(prefix, folders);
+  if (const std::string home = variable("HOME"); !home.empty())
+    add_wheels(fs::path(home) / ".local/share/tessera/cuda", folders);
+  for (const fs::path& prefix : python_prefixes()) add_wheels_of_python(prefix, folders);
   return folders;
 }
 

@@ -48,8 +48,9 @@ struct DriverFunctions {
   detail::FunctionOf<Result, void parameters>::Type member{#symbol};
 #include "core/backend/cuda/driver_functions.def"
 #undef FUNCTION
-  std::string path;  // of the library
-  int version = 0;   // of CUDA, as the driver counts: 13000
+  std::string path;       // of the library
+  int version = 0;        // of CUDA, as the driver counts: 13000
+  bool emulated = false;  // the virtual GPU's (tests/vgpu)
 };
 struct NvrtcFunctions {
 #define FUNCTION(member, symbol, parameters) \
@@ -58,19 +59,28 @@ struct NvrtcFunctions {
 #undef FUNCTION
   std::string path;
   int major = 0, minor = 0;
+  std::string emulation;  // the virtual GPU's: what its code depends on; empty for the vendor's
 };
 
 /// The driver, initialised. Throws UserError with why_no_driver() where there is none.
 const DriverFunctions& driver();
 /// Why driver() throws, in one line; empty where it does not.
 const std::string& why_no_driver();
-/// The run-time compiler; one whose code the driver can load, where there is a driver. Throws
+/// The run-time compiler; where there is a driver, one whose code it can load. Throws
 /// UserError with why_no_nvrtc() where there is none.
 const NvrtcFunctions& nvrtc();
 const std::string& why_no_nvrtc();
 
+/// Tells code for the virtual GPU from code for cards, which no other can run: empty for cards, and
+/// where there is neither a driver nor a compiler.
+std::string emulation();
+
+/// One line for each library: its version and path, or why it cannot be used.
+std::vector<std::string> describe_libraries();
+
 /// Folders beside the loader's own where libraries are looked for, in this order: those of
-/// TESSERA_CUDA_LIBRARIES, then those into which pip installs the vendor's wheels.
+/// TESSERA_CUDA_LIBRARIES; those of wheels from scripts/install-packages --cuda; those into which
+/// pip installs the vendor's wheels for the Python that is active, on PATH or the user's.
 std::vector<std::string> library_folders();
 
 }  // namespace tessera::cuda

@@ -13,19 +13,21 @@
 #include <utility>
 
 #include "core/backend/cuda/cubins.h"
+#include "core/backend/cuda/library.h"
 #include "core/base/error.h"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr char kMagic[8] = {'T', 'E', 'S', 'P', 'A', 'C', 'K', '1'};
+constexpr char kMagic[8] = {'T', 'E', 'S', 'P', 'A', 'C', 'K', '2'};
 
 struct Header {
   char magic[8];
-  uint32_t architecture, entries;
+  uint32_t architecture, version;
+  uint64_t entries;
   CubinKey hash;
 };
-static_assert(sizeof(Header) == 32);
+static_assert(sizeof(Header) == 40);
 
 CubinKey hash_of(const void* data, size_t bytes) {
   const XXH128_hash_t h = XXH3_128bits(data, bytes);
@@ -67,7 +69,7 @@ class Temporary {
 }  // namespace
 
 CubinKey cubin_key(std::string_view text, std::string_view architecture) {
-  std::string all;
+  std::string all = emulation();
   for (const std::string& option : compiler_options(architecture)) all += option + '\n';
   all += text;
   return hash_of(all.data(), all.size());
@@ -75,7 +77,7 @@ CubinKey cubin_key(std::string_view text, std::string_view architecture) {
 
 std::string to_string(const CubinKey& key) { return fmt::format("{:016x}{:016x}", key[0], key[1]); }
 
-void write_pack(const std::string& path, std::string_view architecture,
+void write_pack(const std::string& path, std::string_view architecture, int version,
                 std::vector<PackEntry> entries) {
   std::sort(entries.begin(), entries.end(),
             [](const PackEntry& a, const PackEntry& b) { return a.key < b.key; });
@@ -90,7 +92,8 @@ void write_pack(const std::string& path, std::string_view architecture,
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.architecture = number_of(architecture);
-  header.entries = uint32_t(index.size());
+  header.version = uint32_t(version);
+  header.entries = index.size();
   header.hash = hash_of(index.data(), index.size() * sizeof(Pack::Entry));
   Temporary file(path);
   bool good = file.write(&header, sizeof header) &&
@@ -103,6 +106,7 @@ void write_pack(const std::string& path, std::string_view architecture,
 Pack::Pack(Pack&& other) noexcept
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
+      version_(other.version_),
       entries_(std::move(other.entries_)) {}
 Pack::~Pack() {
   if (fd_ >= 0) ::close(fd_);
@@ -144,6 +148,7 @@ void Pack::read_index(uint32_t architecture) {
   if (header.architecture != architecture)
     damaged(fmt::format("is for sm_{}, not for sm_{}", header.architecture, architecture));
   if (header.entries > (file_bytes - sizeof header) / sizeof(Entry)) damaged("is cut off");
+  version_ = int(header.version);
   entries_.resize(header.entries);
   read(entries_.data(), entries_.size() * sizeof(Entry), sizeof header);
   if (hash_of(entries_.data(), entries_.size() * sizeof(Entry)) != header.hash)

@@ -69,6 +69,7 @@ class CudaRuntime final : public DeviceRuntime {
     const Properties& p = properties(index);
     return fmt::format("{}, {}, {}", p.name, bytes_text(p.total_bytes), p.architecture());
   }
+  std::vector<std::string> describe_libraries() override { return cuda::describe_libraries(); }
   Allocator& host_allocator() override { return pinned_allocator(); }
   Allocator& allocator(int index) override { return memory(index).allocator(); }
   MemoryStats memory_stats(int index) override {

@@ -4,6 +4,7 @@
 //   each
 //     part, in the order in which it hands them out, so that bounds and lives are those of parts.
 //   vgpu_counters: how often ops of a name ran, and in checked runs what they read and wrote.
+//   vgpu_emulation: that this is the virtual driver, for which there is other code than for cards.
 #include "tests/vgpu/cuda/api.h"
 
 namespace tessera::cuda {
@@ -49,6 +50,7 @@ Result vgpu_memory_freed(DevicePtr at) {
     return Result::kSuccess;
   });
 }
+const char* vgpu_emulation() { return "driver"; }
 Result vgpu_counters(const char* name, unsigned long long* counters) {
   return in_driver(__func__, [&] {
     const Counters& c = gpu().counters[name];

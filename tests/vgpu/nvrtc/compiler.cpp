@@ -146,11 +146,9 @@ Compilation build(const std::string& source, const std::string& name,
   return result;
 }
 
-}  // namespace
+std::string compiler_name() { return environment("VGPU_CXX", "g++"); }
 
-Compilation compile(const std::string& source, const std::string& name,
-                    const std::string& architecture, const std::vector<std::string>& definitions,
-                    bool checked) {
+std::vector<std::string> flags_of(bool checked) {
   std::vector<std::string> flags{"-std=c++20", "-O2", "-fPIC", "-march=native", "-ffp-contract=off",
                                  "-fno-math-errno", "-fno-trapping-math", "-w",
                                  // Modules have kernels of one name, and are told apart by address.
@@ -158,6 +156,22 @@ Compilation compile(const std::string& source, const std::string& name,
   if (checked)
     flags.insert(flags.end(), {"-fsanitize=thread,alignment,bounds",
                                "--param=tsan-instrument-func-entry-exit=0"});
+  return flags;
+}
+
+}  // namespace
+
+std::string identity(bool checked) {
+  Hash hash;
+  hash.add(emulation()), hash.add(compiler_name());
+  for (const std::string& f : flags_of(checked)) hash.add(f);
+  return hash.text() + (checked ? "-checked" : "");
+}
+
+Compilation compile(const std::string& source, const std::string& name,
+                    const std::string& architecture, const std::vector<std::string>& definitions,
+                    bool checked) {
+  const std::vector<std::string> flags = flags_of(checked);
   std::vector<std::string> own{"-D__CUDA_ARCH__=" + architecture};
   if (checked) own.emplace_back("-DVGPU_CHECKED");
   std::string defined;  // behind emulate.h, which has names of its own
@@ -166,7 +180,7 @@ Compilation compile(const std::string& source, const std::string& name,
     defined += "#define " + d.substr(0, equals) + " " +
                (equals == d.npos ? "1" : d.substr(equals + 1)) + "\n";
   }
-  const std::string compiler = environment("VGPU_CXX", "g++");
+  const std::string compiler = compiler_name();
   Hash hash;
   for (const std::string& part : {emulation(), compiler, name, source, defined}) hash.add(part);
   for (const std::string& f : flags) hash.add(f);

@@ -12,6 +12,8 @@ struct Compilation {
   bool good = false;
   std::string log, cubin;
 };
+/// Tells what compilations depend on beside their arguments, as letters, digits and '-'.
+std::string identity(bool checked);
 /// `definitions`: NAME or NAME=VALUE; `architecture`: "900" for sm_90.
 Compilation compile(const std::string& source, const std::string& name,
                     const std::string& architecture, const std::vector<std::string>& definitions,

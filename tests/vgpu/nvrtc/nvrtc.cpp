@@ -69,6 +69,11 @@ Options read_options(int count, const char* const* options) {
   return read;
 }
 
+bool checked() {
+  const char* check = std::getenv("VGPU_CHECK");
+  return check && std::string(check) == "1";
+}
+
 // The library has every function of the table, or this does not link.
 __attribute__((used)) void* const exported[] = {
 #define FUNCTION(member, symbol, parameters) reinterpret_cast<void*>(&symbol),
@@ -105,9 +110,8 @@ NvrtcResult nvrtcCompileProgram(ProgramHandle program, int num_options,
     program->result = {false, "nvrtc: error: unrecognized option " + read.unknown + " found\n", ""};
     return NvrtcResult::kInvalidOption;
   }
-  const char* check = std::getenv("VGPU_CHECK");
-  program->result = vgpu::compile(program->source, program->name, read.architecture,
-                                  read.definitions, check && std::string(check) == "1");
+  program->result =
+      vgpu::compile(program->source, program->name, read.architecture, read.definitions, checked());
   return program->result.good ? NvrtcResult::kSuccess : NvrtcResult::kCompilation;
 }
 
@@ -125,6 +129,13 @@ NvrtcResult nvrtcGetCUBINSize(ProgramHandle program, size_t* bytes) {
 NvrtcResult nvrtcGetCUBIN(ProgramHandle program, char* cubin) {
   std::memcpy(cubin, program->result.cubin.data(), program->result.cubin.size());
   return program->result.good ? NvrtcResult::kSuccess : NvrtcResult::kInvalidProgram;
+}
+
+// Only the virtual NVRTC has it: by this Tessera tells cubins of this emulation from others and
+// from those of cards.
+const char* vgpu_emulation() {
+  static const std::string identity = vgpu::identity(checked());
+  return identity.c_str();
 }
 }
 

@@ -96,6 +96,10 @@ void append_instance(std::string& text, std::string_view entries, const Instance
 
 }  // namespace
 
+std::string name_of(const KernelText& text) {
+  return fmt::format("{}.cu: {}", text.family, text.instances.at(0).name);
+}
+
 std::string compose(const KernelText& of) {
   const Family* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
                                       [&](const Family& f) { return f.name == of.family; });

@@ -37,6 +37,8 @@ struct KernelText {
   std::vector<Instance> instances;
 };
 
+/// "rows.cu: softmax_f32", after the first instance: what errors and caches call it.
+std::string name_of(const KernelText& text);
 /// The text of a compilation unit; throws BugError for a family that is not there.
 std::string compose(const KernelText& text);
 

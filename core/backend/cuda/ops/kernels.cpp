@@ -36,8 +36,7 @@ class Library {
     auto& program = programs_[text->second];
     if (!program) {
       const KernelText& t = texts_[text->second];
-      program = std::make_unique<Program>(fmt::format("{}.cu: {}", t.family, t.instances[0].name),
-                                          compose(t));
+      program = std::make_unique<Program>(name_of(t), compose(t));
     }
     return *program;
   }
