@@ -136,10 +136,11 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
   const Strides dense = contiguous_strides(shape);
   const int64_t size = out[0].numel();
   const DType wide = t == kF64 ? kF64 : kF32;
-  const Tensor partial = empty({parts, size}, wide, stream.device),
-               sum = empty(shape, wide, stream.device);
+  const Tensor partial = empty({parts, size}, wide, stream.device);
   multiply({partial.device_data(), n.extent, 1, {dense.begin(), nest.batch.size()}},
            {.parts = parts, .part_stride = size, .wide = true});
+  if (strides == dense) return reduce_to("sum", partial, out[0], 1, parts, size, stream);
+  const Tensor sum = empty(shape, wide, stream.device);
   reduce_to("sum", partial, sum, 1, parts, size, stream);
   convert(sum, Tensor({shape, strides, t, stream.device}, out[0].storage(), out[0].offset()),
           stream);

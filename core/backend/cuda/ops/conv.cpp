@@ -185,8 +185,10 @@ void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Str
   // [outputs, places of the kernel, inputs], which dw has in another order.
   Tensor sum = partial;
   if (pieces * parts > 1) {
-    sum = empty({size}, wide, stream.device);
+    const bool as_is = is_channels_last(dw.shape(), dw.strides());
+    sum = as_is ? dw : empty({size}, wide, stream.device);
     reduce_to("sum", partial, sum, 1, pieces * parts, size, stream);
+    if (as_is) return;
   }
   convert(Tensor(Meta{dw.shape(), channels_last_strides(dw.shape()), wide, stream.device},
                  sum.storage(), sum.offset()),
