@@ -47,6 +47,8 @@ void register_kernels(KernelTable& table) {
   cuda::register_attention(table);
   cuda::register_conv(table);
   cuda::register_pool(table);
+  cuda::register_batch_norm(table);
+  cuda::register_sparse(table);
 #endif
 }
 

@@ -295,6 +295,7 @@ Tensor row_squares(const Tensor& x) {
 }
 
 Tensor norm_of_rows(std::span<const Tensor> rows) {
+  if (rows.empty()) return scalar_tensor(0.0, kF64);
   static const PrimRef prim(new NormOfRows);
   std::vector<Tensor> in(rows.begin(), rows.end());
   return dispatch1(prim, in);

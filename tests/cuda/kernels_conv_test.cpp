@@ -92,8 +92,8 @@ TEST_F(Convolution, ColumnsAndTheirTranspose) {
   std::vector<double> expected(360, 0.0);
   for (size_t e = 0; e < c.count; ++e) {
     const int64_t q = int64_t(e % 18), row = int64_t(e / 18 % 18), group = int64_t(e / 324);
-    const int64_t i = row % 9 / 3 * 2 - 1 + q % 6 / 2, j = row % 3 + q % 2 * 2;
-    const int64_t at = row / 9 * 180 + (group * 3 + q / 6) * 30 + i * 5 + j;
+    const int64_t i = row % 9 / 3 * 2 - 1 + q / 6, j = row % 3 + q / 3 % 2 * 2;
+    const int64_t at = row / 9 * 180 + (group * 3 + q % 3) * 30 + i * 5 + j;
     const bool inside = i >= 0 && i < 6 && j < 5;
     ASSERT_EQ(got[e], inside ? x[size_t(at)] : 0.0f) << e;
     if (inside) expected[size_t(at)] += g[e];

@@ -1,6 +1,7 @@
 // matmul.cu and attention.cu against plain loops in double.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -44,52 +45,133 @@ std::vector<T> numbers(size_t n, unsigned seed) {
   return x;
 }
 
-// Batches [2, 3] of a [m, k] and of b [k, n] that all of the second dim share; transposed by
-// request.
+// How an operand lies: by rows, by columns, or at strides that no pack fits.
+enum class Lie { kRows, kTurned, kLoose };
+
+// Batches [2, 3] of a [m, k] and of b [k, n] that all of the second dim share.
 template <class T>
-void check_product(DType t, int64_t m, int64_t n, int64_t k, bool a_turned, bool b_turned,
-                   bool accumulate, double tolerance) {
+struct Operands {
+  int64_t m, n, k;
+  std::vector<T> a, b;
+  Array<T> da, db;
+  std::array<int64_t, 2> ab, bb, batch{2, 3};
+  Matrices am, bm;
+  Operands(int64_t m_, int64_t n_, int64_t k_, Lie a_lies, Lie b_lies)
+      : m(m_),
+        n(n_),
+        k(k_),
+        a(numbers<T>(size_t(12 * m * k), 1)),
+        b(numbers<T>(size_t(4 * k * n), 2)),
+        da(a),
+        db(b) {
+    auto lie = [](Lie how, int64_t rows, int64_t columns) {
+      return how == Lie::kRows     ? std::pair<int64_t, int64_t>{columns, 1}
+             : how == Lie::kTurned ? std::pair<int64_t, int64_t>{1, rows}
+                                   : std::pair<int64_t, int64_t>{2 * columns, 2};
+    };
+    const auto [ar, ac] = lie(a_lies, m, k);
+    const auto [br, bc] = lie(b_lies, k, n);
+    const int64_t each_a = a_lies == Lie::kLoose ? 2 * m * k : m * k,
+                  each_b = b_lies == Lie::kLoose ? 2 * k * n : k * n;
+    ab = {3 * each_a, each_a}, bb = {each_b, 0};
+    am = {da.get(), ar, ac, ab}, bm = {db.get(), br, bc, bb};
+  }
+  double left(int64_t i, int64_t r, int64_t l) const {
+    return wide(a[size_t(i * ab[1] + r * am.row + l * am.column)]);
+  }
+  double right(int64_t i, int64_t l, int64_t q) const {
+    return wide(b[size_t(i / 3 * bb[0] + l * bm.row + q * bm.column)]);
+  }
+};
+
+// `Out` is float where the sum is wide.
+template <class T, class Out = T>
+std::vector<Out> product(DType t, const Operands<T>& o, int64_t c_row, const MatmulSum& sum) {
   Device& d = *Device::get();
-  const auto a = numbers<T>(size_t(6 * m * k), 1), b = numbers<T>(size_t(2 * k * n), 2),
-             c = numbers<T>(size_t(6 * m * n), 3);
-  Array<T> da(a), db(b), dc(c);
-  const int64_t batch[] = {2, 3}, ab[] = {3 * m * k, m * k}, bb[] = {k * n, 0},
-                cb[] = {3 * m * n, m * n};
-  const Matrices am{da.get(), a_turned ? 1 : k, a_turned ? m : 1, ab};
-  const Matrices bm{db.get(), b_turned ? 1 : n, b_turned ? k : 1, bb};
-  const Matrices cm{dc.get(), n, 1, cb};
-  const KernelText text{"matmul", {matmul_instance(t)}};
-  const auto launches = matmul_launches(t, batch, m, n, k, cm, am, bm, accumulate);
-  ASSERT_EQ(launches.size(), 1u);
-  d.launch(d.function(text, text.instances[0].name + "_matmul"), launches[0].geometry,
-           launches[0].call);
-  const auto got = dc.read();
+  Array<Out> dc(size_t(sum.parts * 6 * o.m * c_row));
+  dc.fill(0);
+  const int64_t cb[] = {3 * o.m * c_row, o.m * c_row};
+  const auto launches =
+      matmul_launches(t, o.batch, o.m, o.n, o.k, {dc.get(), c_row, 1, cb}, o.am, o.bm, sum);
+  const KernelText text{"matmul", matmul_instances(t)};
+  for (const MatmulLaunch& l : launches)
+    d.launch(d.function(text, l.instance + "_matmul"), l.geometry, l.call);
+  return dc.read();
+}
+
+template <class T>
+void check_product(DType t, int64_t m, int64_t n, int64_t k, Lie a_lies, Lie b_lies,
+                   double tolerance, int64_t parts = 1) {
+  const Operands<T> o(m, n, k, a_lies, b_lies);
+  const int64_t row = n + n % 2, size = 6 * m * row;
+  std::vector<double> got;
+  auto read = [&](const auto& values) {
+    for (const auto& v : values) got.push_back(wide(v));
+  };
+  if (parts > 1)
+    read(product<T, float>(t, o, row, {.parts = parts, .part_stride = size, .wide = true}));
+  else
+    read(product<T>(t, o, row, {}));
   for (int64_t i = 0; i < 6; ++i)
     for (int64_t r = 0; r < m; ++r)
       for (int64_t q = 0; q < n; ++q) {
-        double sum = accumulate ? wide(c[size_t((i * m + r) * n + q)]) : 0;
-        for (int64_t l = 0; l < k; ++l)
-          sum += wide(a[size_t(i * m * k + r * am.row + l * am.column)]) *
-                 wide(b[size_t(i / 3 * k * n + l * bm.row + q * bm.column)]);
-        ASSERT_NEAR(wide(got[size_t((i * m + r) * n + q)]), sum, tolerance * (1 + std::abs(sum)))
+        double sum = 0, all = 0;
+        for (int64_t l = 0; l < k; ++l) sum += o.left(i, r, l) * o.right(i, l, q);
+        for (int64_t p = 0; p < parts; ++p) all += got[size_t(p * size + (i * m + r) * row + q)];
+        ASSERT_NEAR(all, sum, tolerance * (1 + std::abs(sum)))
             << m << ' ' << n << ' ' << k << " at " << r << ' ' << q;
       }
 }
 
 TEST_F(Matmul, SinglePrecision) {
-  check_product<float>(kF32, 70, 9, 33, false, false, false, 1e-5);
-  check_product<float>(kF32, 8, 66, 20, true, true, true, 1e-5);
-  check_product<float>(kF32, 3, 4, 0, false, false, false, 0);
+  check_product<float>(kF32, 70, 9, 33, Lie::kRows, Lie::kRows, 1e-5);
+  check_product<float>(kF32, 8, 66, 20, Lie::kTurned, Lie::kTurned, 1e-5);
+  check_product<float>(kF32, 3, 4, 0, Lie::kRows, Lie::kRows, 0);
 }
+// 32 k, or 16 packs, fill a tile of a stage; four stages are on their way.
 TEST_F(Matmul, BrainFloatsOnMatrixUnits) {
-  check_product<fn::BF16>(kBF16, 24, 40, 64, false, true, false, 0.006);  // packs on both sides
-  check_product<fn::BF16>(kBF16, 17, 9, 21, true, false, true, 0.006);
+  for (Lie a : {Lie::kRows, Lie::kTurned, Lie::kLoose})
+    for (Lie b : {Lie::kRows, Lie::kTurned, Lie::kLoose}) {
+      check_product<fn::BF16>(kBF16, 24, 40, 200, a, b, 0.01);  // packs
+      check_product<fn::BF16>(kBF16, 17, 9, 21, a, b, 0.01);
+    }
+  check_product<fn::BF16>(kBF16, 136, 8, 40, Lie::kTurned, Lie::kTurned, 0.01);
+}
+TEST_F(Matmul, SumsInParts) {
+  check_product<float>(kF32, 9, 10, 300, Lie::kTurned, Lie::kRows, 1e-5, 3);
+  check_product<fn::BF16>(kBF16, 9, 16, 300, Lie::kTurned, Lie::kTurned, 1e-5, 4);
+  check_product<float>(kF32, 5, 4, 70, Lie::kRows, Lie::kRows, 1e-5,
+                       4);  // the last parts are empty
+}
+
+// A chain of each leaf, and leaves by pairs.
+TEST_F(Matmul, ExactSumsAreTrees) {
+  for (int64_t leaves : {1, 2, 8}) {
+    const Operands<float> o(5, 70, 40, Lie::kRows, Lie::kTurned);
+    const auto got = product<float>(kF32, o, o.n, {.leaves = leaves});
+    for (int64_t i = 0; i < 6; ++i)
+      for (int64_t r = 0; r < o.m; ++r)
+        for (int64_t q = 0; q < o.n; ++q) {
+          std::vector<float> sums;
+          const int64_t each = o.k / leaves;
+          for (int64_t leaf = 0; leaf < leaves; ++leaf) {
+            float sum = 0;
+            for (int64_t l = leaf * each; l < (leaf + 1) * each; ++l)
+              sum = std::fma(float(o.left(i, r, l)), float(o.right(i, l, q)), sum);
+            sums.push_back(sum);
+          }
+          for (; sums.size() > 1; sums.resize(sums.size() / 2))
+            for (size_t p = 0; p < sums.size() / 2; ++p) sums[p] = sums[2 * p] + sums[2 * p + 1];
+          ASSERT_EQ(got[size_t((i * o.m + r) * o.n + q)], sums[0])
+              << leaves << ' ' << r << ' ' << q;
+        }
+  }
 }
 
 // One batch of two heads in one tensor [positions, heads, width], queries and keys of other
 // numbers.
 template <class T>
-void check_attention(DType t, bool causal, double tolerance) {
+void check_attention(DType t, AttentionShape shape, bool causal, double tolerance) {
   using C = std::conditional_t<std::is_same_v<T, fn::BF16>, float, T>;
   Device& d = *Device::get();
   const int64_t heads = 2, queries = 70, keys = causal ? 70 : 45, width = 20, values = 24;
@@ -120,10 +202,10 @@ void check_attention(DType t, bool causal, double tolerance) {
                   int(width),
                   int(values),
                   causal};
-  const KernelText text{"attention", {attention_instance(t, 64)}};
+  const KernelText text{"attention", {attention_instance(t, shape)}};
   auto run = [&](const char* entry, AttentionEntry e, int64_t positions) {
     d.launch(d.function(text, text.instances[0].name + entry),
-             attention_geometry(e, t, 64, heads, positions), c);
+             attention_geometry(e, t, shape, heads, positions), c);
   };
   run("_forward", AttentionEntry::kForward, queries);
   run("_delta", AttentionEntry::kDelta, queries);
@@ -178,12 +260,45 @@ void check_attention(DType t, bool causal, double tolerance) {
 }
 
 TEST_F(Attention, ForwardAndBackward) {
-  check_attention<float>(kF32, false, 2e-6);
-  check_attention<float>(kF32, true, 2e-6);
+  check_attention<float>(kF32, {64, 64}, false, 2e-6);
+  check_attention<float>(kF32, {64, 64}, true, 2e-6);
 }
 TEST_F(Attention, OtherTypes) {
-  check_attention<fn::BF16>(kBF16, true, 0.02);
-  check_attention<double>(kF64, false, 1e-13);
+  check_attention<fn::BF16>(kBF16, {64, 64}, true, 0.02);
+  check_attention<double>(kF64, {64, 32}, false, 1e-13);
+}
+TEST_F(Attention, SmallTiles) {
+  check_attention<float>(kF32, {128, 32}, true, 2e-6);
+  check_attention<double>(kF64, {128, 16}, true, 1e-13);
+}
+
+constexpr AttentionEntry kEntries[] = {AttentionEntry::kForward, AttentionEntry::kDelta,
+                                       AttentionEntry::kQueries, AttentionEntry::kKeys};
+
+// What cards have for a block: 227 KiB on sm_90, 163 KiB on sm_80, 99 KiB on sm_86, 89 and 120.
+TEST(AttentionShapes, FitTheSharedMemoryOfTheCard) {
+  for (const size_t kib : {99, 163, 227})
+    for (DType t : {kF16, kBF16, kF32, kF64})
+      for (int64_t width : {1, 64, 65, 128}) {
+        const auto shape = attention_shape(t, width, kib << 10);
+        ASSERT_TRUE(shape.has_value()) << kib << ' ' << name_of(t) << ' ' << width;
+        EXPECT_GE(shape->head, width);
+        for (AttentionEntry e : kEntries)
+          EXPECT_LE(attention_geometry(e, t, *shape, 1, 1).shared_bytes, kib << 10);
+      }
+  EXPECT_EQ(attention_shape(kF32, 128, 227 << 10)->tile, 64);
+  EXPECT_EQ(attention_shape(kF32, 128, 99 << 10)->tile, 32);
+  EXPECT_FALSE(attention_shape(kF32, 129, 227 << 10).has_value());
+}
+
+// A grid has 65,535 blocks along y and z.
+TEST(AttentionShapes, ManyHeadsGoAlongX) {
+  for (AttentionEntry e : kEntries) {
+    const Geometry g = attention_geometry(e, kF32, {64, 64}, 70000, 130);
+    EXPECT_EQ(g.grid[0], e == AttentionEntry::kDelta ? 70000u * 17 : 70000u * 3);
+    EXPECT_EQ(g.grid[1], 1u);
+    EXPECT_EQ(g.grid[2], 1u);
+  }
 }
 
 TEST_F(Matmul, Benchmark) {
@@ -192,14 +307,18 @@ TEST_F(Matmul, Benchmark) {
     const int64_t n = 4096;
     Array<float> a(size_t(n * n)), b(size_t(n * n)), c(size_t(n * n));
     a.fill(0), b.fill(0);
-    const KernelText text{"matmul", {matmul_instance(t)}};
-    FunctionHandle f = d().function(text, text.instances[0].name + "_matmul");
-    for (const bool turned : {false, true}) {
-      const auto l = matmul_launches(t, {}, n, n, n, {c.get(), n, 1, {}}, {a.get(), n, 1, {}},
-                                     {b.get(), turned ? 1 : n, turned ? n : 1, {}}, false);
+    const KernelText text{"matmul", matmul_instances(t)};
+    for (const int turned : {0, 1, 2, 3}) {
+      auto lie = [&](const Array<float>& x, bool by_columns) {
+        return Matrices{x.get(), by_columns ? 1 : n, by_columns ? n : 1, {}};
+      };
+      const auto l = matmul_launches(t, {}, n, n, n, {c.get(), n, 1, {}}, lie(a, turned & 1),
+                                     lie(b, turned & 2));
+      FunctionHandle f = d().function(text, l[0].instance + "_matmul");
       const float ms = d().time([&] { d().launch(f, l[0].geometry, l[0].call); });
-      std::printf("bench matmul %s 4096^3%s: %.3f ms, %.1f TFLOP/s\n",
-                  std::string(name_of(t)).c_str(), turned ? ", b transposed" : "", double(ms),
+      std::printf("bench matmul %s 4096^3%s%s: %.3f ms, %.1f TFLOP/s\n",
+                  std::string(name_of(t)).c_str(), turned & 1 ? ", a transposed" : "",
+                  turned & 2 ? ", b transposed" : "", double(ms),
                   2.0 * double(n * n) * double(n) / double(ms) * 1e-9);
     }
     const int64_t heads = 64, positions = 2048, width = 64, size = heads * positions * width;
@@ -214,12 +333,12 @@ TEST_F(Matmul, Benchmark) {
                        operand(r), operand(r), operand(o),     lse.get(),      delta.get(),
                        0.125,      int(heads), int(positions), int(positions), int(width),
                        int(width), 1};
-    const KernelText at{"attention", {attention_instance(t, 64)}};
+    const KernelText at{"attention", {attention_instance(t, {64, 64})}};
     for (const auto& [entry, e, products] : {std::tuple{"_forward", AttentionEntry::kForward, 2.0},
                                              {"_queries", AttentionEntry::kQueries, 3.0},
                                              {"_keys", AttentionEntry::kKeys, 4.0}}) {
       FunctionHandle fa = d().function(at, at.instances[0].name + entry);
-      const Geometry geometry = attention_geometry(e, t, 64, heads, positions);
+      const Geometry geometry = attention_geometry(e, t, {64, 64}, heads, positions);
       const float ms = d().time([&] { d().launch(fa, geometry, call); });
       std::printf("bench attention%s %s causal: %.3f ms, %.1f TFLOP/s\n", entry,
                   std::string(name_of(t)).c_str(), double(ms),

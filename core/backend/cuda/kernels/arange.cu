@@ -13,7 +13,4 @@ TESSERA_FN void arange(const ArangeCall& c) {
 }  // namespace tessera::device
 
 // instances: T
-extern "C" __global__ void __launch_bounds__(256) NAME_arange(tessera::cuda::ArangeCall c) {
-  using namespace tessera::device;
-  arange<T>(c);
-}
+KERNEL(arange, ArangeCall, 256) { arange<T>(c); }

@@ -3,24 +3,50 @@
 
 #include <fmt/format.h>
 
+#include "core/backend/cuda/kernels/walk.h"
+
 namespace tessera::cuda {
+namespace {
 
-Instance attention_instance(DType dtype, int head) {
-  return {fmt::format("attention_{}_{}", name_of(dtype), head),
-          {{"T", std::string(element_type(name_of(dtype)))}, {"HEAD", std::to_string(head)}}};
-}
+// Cards of compute capability 8.6, 8.9 and 12.x have 99 KiB for a block, which the wide tiles of
+// wide heads exceed.
+constexpr AttentionShape kSingle[] = {{64, 64}, {128, 64}, {128, 32}};
+constexpr AttentionShape kDouble[] = {{64, 32}, {128, 32}, {128, 16}};
 
-Geometry attention_geometry(AttentionEntry entry, DType dtype, int head, int64_t batch_heads,
-                            int64_t positions) {
-  const bool wide = dtype == kF64;
-  const int64_t tile = entry == AttentionEntry::kDelta ? 8 : wide ? 32 : 64, bytes = wide ? 8 : 4;
+// Tiles of heads and of weights that an entry keeps in shared memory.
+int64_t shared_bytes(AttentionEntry entry, DType dtype, AttentionShape s) {
+  if (entry == AttentionEntry::kDelta) return 0;
   const int64_t heads = entry == AttentionEntry::kForward ? 3 : 4;
   const int64_t weights = entry == AttentionEntry::kKeys ? 2 : 1;
-  const int64_t shared = tile * bytes * (heads * (head + 1) + weights * (tile + 1));
-  Geometry g;
-  g.grid[0] = unsigned((positions + tile - 1) / tile), g.grid[1] = unsigned(batch_heads);
+  return s.tile * (dtype == kF64 ? 8 : 4) * (heads * (s.head + 1) + weights * (s.tile + 1));
+}
+
+}  // namespace
+
+std::span<const AttentionShape> attention_shapes(DType dtype) {
+  return dtype == kF64 ? std::span<const AttentionShape>(kDouble) : kSingle;
+}
+
+std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t bytes) {
+  for (const AttentionShape& s : attention_shapes(dtype))
+    if (width <= s.head && shared_bytes(AttentionEntry::kKeys, dtype, s) <= int64_t(bytes))
+      return s;
+  return std::nullopt;
+}
+
+Instance attention_instance(DType dtype, AttentionShape s) {
+  return {fmt::format("attention_{}_{}x{}", name_of(dtype), s.head, s.tile),
+          {{"T", std::string(element_type(name_of(dtype)))},
+           {"HEAD", std::to_string(s.head)},
+           {"TILE", std::to_string(s.tile)}}};
+}
+
+Geometry attention_geometry(AttentionEntry entry, DType dtype, AttentionShape shape,
+                            int64_t batch_heads, int64_t positions) {
+  const int64_t tile = entry == AttentionEntry::kDelta ? 8 : shape.tile;
+  Geometry g = cover(batch_heads * ((positions + tile - 1) / tile), 1);
   g.block[0] = 256;
-  g.shared_bytes = entry == AttentionEntry::kDelta ? 0 : unsigned(shared);
+  g.shared_bytes = unsigned(shared_bytes(entry, dtype, shape));
   return g;
 }
 

@@ -8,9 +8,9 @@ namespace tessera::device {
 inline constexpr int kAttentionThreads = 256, kSide = 16;
 
 /// Shapes of the tiles of C, by 16 x 16 threads: kTile positions, of which a thread has kEach.
-template <class C, int kHead>
+template <class C, int kHead, int kTile_>
 struct Tiles {
-  static constexpr int kTile = sizeof(C) == 8 ? 32 : 64, kEach = kTile / kSide;
+  static constexpr int kTile = kTile_, kEach = kTile / kSide;
   static constexpr int kWide = kHead / kSide;  // elements of a head that a thread has
   using Heads = C[kHead + 1];
   using Weights = C[kTile + 1];
@@ -24,31 +24,41 @@ struct Tiles {
   }
 };
 
-/// The head of this block in an operand, and its rows in shared memory as zeros beyond its extents.
-template <class T>
-TESSERA_FN long head_of(const AttentionCall& c, const AttentionOperand& o) {
-  return long(blockIdx.y / c.heads) * o.batch + long(blockIdx.y % c.heads) * o.head;
+/// What a block has: the head, counted over the batch, and its first position of `positions`. All
+/// tiles of a head are neighbours along x, since a grid has few blocks along y.
+struct AttentionTile {
+  unsigned head;
+  int first;
+};
+TESSERA_FN AttentionTile tile_of(int positions, int tile) {
+  const unsigned tiles = unsigned((positions - 1) / tile + 1);
+  return {blockIdx.x / tiles, int(blockIdx.x % tiles) * tile};
 }
-template <class T, int kHead, class Heads>
-TESSERA_FN void fetch(Heads* to, const AttentionCall& c, const AttentionOperand& o, int first,
-                      int rows, int width) {
-  constexpr int kTile = Tiles<Compute<T>, kHead>::kTile;
-  const T* x = static_cast<const T*>(o.data) + head_of<T>(c, o);
+/// The rows of a head in an operand.
+template <class T>
+TESSERA_FN T* rows_of(const AttentionCall& c, const AttentionOperand& o, unsigned head) {
+  return static_cast<T*>(o.data) + long(head / c.heads) * o.batch + long(head % c.heads) * o.head;
+}
+/// kTile rows of a head in shared memory, as zeros beyond its extents.
+template <class T, int kHead, int kTile, class Heads>
+TESSERA_FN void fetch(Heads* to, const AttentionCall& c, const AttentionOperand& o, unsigned head,
+                      int first, int rows, int width) {
+  const T* x = rows_of<T>(c, o, head);
   for (int e = int(threadIdx.x); e < kTile * kHead; e += kAttentionThreads) {
     const int r = e / kHead, l = e % kHead;
     to[r][l] = first + r < rows && l < width ? widen(x[(first + r) * o.row + l]) : Compute<T>(0);
   }
 }
-template <class T, int kHead, class C, int kEach, int kWide>
+template <class T, class C, int kEach, int kWide>
 TESSERA_FN void put(const C (&sums)[kEach][kWide], const AttentionCall& c,
-                    const AttentionOperand& o, int first, int rows, int width) {
-  T* x = static_cast<T*>(o.data) + head_of<T>(c, o);
+                    const AttentionOperand& o, AttentionTile tile, int rows, int width) {
+  T* x = rows_of<T>(c, o, tile.head);
   const int tx = int(threadIdx.x) % kSide, ty = int(threadIdx.x) / kSide;
 #pragma unroll
   for (int i = 0; i < kEach; ++i)
 #pragma unroll
     for (int j = 0; j < kWide; ++j) {
-      const int r = first + ty + kSide * i, l = tx + kSide * j;
+      const int r = tile.first + ty + kSide * i, l = tx + kSide * j;
       if (r < rows && l < width) x[r * o.row + l] = Narrow<T>::from(sums[i][j]);
     }
 }
@@ -101,24 +111,25 @@ TESSERA_FN bool attends(const AttentionCall& c, int query, int key) {
   return query < c.queries && key < c.keys && (!c.causal || key <= query);
 }
 
-template <class T, int kHead>
+template <class T, int kHead, int kTile>
 TESSERA_FN void attention_forward(const AttentionCall& c) {
   using C = Compute<T>;
-  using S = Tiles<C, kHead>;
-  constexpr int kTile = S::kTile, kEach = S::kEach;
+  using S = Tiles<C, kHead, kTile>;
+  constexpr int kEach = S::kEach;
   auto *q = S::heads(0), *k = S::heads(1), *v = S::heads(2);
   auto* p = S::weights(3, 0);
   const int tx = int(threadIdx.x) % kSide, ty = int(threadIdx.x) / kSide;
-  const int first = int(blockIdx.x) * kTile;
-  fetch<T, kHead>(q, c, c.q, first, c.queries, c.width);
+  const AttentionTile tile = tile_of(c.queries, kTile);
+  const int first = tile.first;
+  fetch<T, kHead, kTile>(q, c, c.q, tile.head, first, c.queries, c.width);
   C out[kEach][S::kWide] = {}, top[kEach], total[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) top[i] = -fn::inf(), total[i] = C(0);
   const int end = c.causal && first + kTile < c.keys ? first + kTile : c.keys;
   for (int at = 0; at < end; at += kTile) {
     __syncthreads();
-    fetch<T, kHead>(k, c, c.k, at, c.keys, c.width);
-    fetch<T, kHead>(v, c, c.v, at, c.keys, c.value_width);
+    fetch<T, kHead, kTile>(k, c, c.k, tile.head, at, c.keys, c.width);
+    fetch<T, kHead, kTile>(v, c, c.v, tile.head, at, c.keys, c.value_width);
     __syncthreads();
     C s[kEach][kEach];
     dots(s, q, k, c.width);
@@ -156,34 +167,34 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
 #pragma unroll
     for (int j = 0; j < S::kWide; ++j) out[i][j] = out[i][j] / total[i];
     if (tx == 0 && query < c.queries)
-      static_cast<C*>(c.lse)[long(blockIdx.y) * c.queries + query] = top[i] + fn::log(total[i]);
+      static_cast<C*>(c.lse)[long(tile.head) * c.queries + query] = top[i] + fn::log(total[i]);
   }
-  put<T, kHead>(out, c, c.out, first, c.queries, c.value_width);
+  put<T>(out, c, c.out, tile, c.queries, c.value_width);
 }
 
 /// delta [batch heads, queries] = sum over a row of g out; a warp for each row.
 template <class T>
 TESSERA_FN void attention_delta(const AttentionCall& c) {
   using C = Compute<T>;
-  const int query = int(blockIdx.x * (kAttentionThreads / kWarp) + threadIdx.x / kWarp);
+  const AttentionTile tile = tile_of(c.queries, kAttentionThreads / int(kWarp));
+  const int query = tile.first + int(threadIdx.x / kWarp);
   if (query >= c.queries) return;
-  const T* g = static_cast<const T*>(c.g.data) + head_of<T>(c, c.g) + query * c.g.row;
-  const T* out = static_cast<const T*>(c.out.data) + head_of<T>(c, c.out) + query * c.out.row;
+  const T* g = rows_of<T>(c, c.g, tile.head) + query * c.g.row;
+  const T* out = rows_of<T>(c, c.out, tile.head) + query * c.out.row;
   C sum = C(0);
   for (int l = int(threadIdx.x % kWarp); l < c.value_width; l += int(kWarp))
     sum += widen(g[l]) * widen(out[l]);
   sum = warp_join<Sum>(sum);
-  if (threadIdx.x % kWarp == 0)
-    static_cast<C*>(c.delta)[long(blockIdx.y) * c.queries + query] = sum;
+  if (threadIdx.x % kWarp == 0) static_cast<C*>(c.delta)[long(tile.head) * c.queries + query] = sum;
 }
 
 /// Weights p and their gradients ds of a tile of queries and one of keys, of which `a` and `b` are
-/// queries and keys (or the other way round, kKeysFirst) and `ga`, `gb` cotangents and values.
-template <class T, int kHead, bool kKeysFirst, class Heads, class Weights>
+/// queries and keys (or the other way round, kKeys) and `ga`, `gb` cotangents and values. p is
+/// written for keys only.
+template <bool kKeys, int kEach, class C, class Heads, class Weights>
 TESSERA_FN void weights_of(const AttentionCall& c, const Heads* a, const Heads* b, const Heads* ga,
-                           const Heads* gb, int first, int second, Weights* p, Weights* ds) {
-  using C = Compute<T>;
-  constexpr int kEach = Tiles<C, kHead>::kEach;
+                           const Heads* gb, AttentionTile tile, int second, Weights* p,
+                           Weights* ds) {
   const int tx = int(threadIdx.x) % kSide, ty = int(threadIdx.x) / kSide;
   C s[kEach][kEach], dp[kEach][kEach];
   dots(s, a, b, c.width);
@@ -192,86 +203,55 @@ TESSERA_FN void weights_of(const AttentionCall& c, const Heads* a, const Heads* 
   for (int i = 0; i < kEach; ++i)
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const int one = first + ty + kSide * i, other = second + tx + kSide * j;
-      const int query = kKeysFirst ? other : one, key = kKeysFirst ? one : other;
+      const int one = tile.first + ty + kSide * i, other = second + tx + kSide * j;
+      const int query = kKeys ? other : one, key = kKeys ? one : other;
       const bool there = attends(c, query, key);
-      const long row = long(blockIdx.y) * c.queries + (there ? query : 0);
+      const long row = long(tile.head) * c.queries + (there ? query : 0);
       const C weight =
           there ? fn::exp(s[i][j] * C(c.scale) - static_cast<const C*>(c.lse)[row]) : C(0);
-      if (p) p[ty + kSide * i][tx + kSide * j] = weight;
+      if constexpr (kKeys) p[ty + kSide * i][tx + kSide * j] = weight;
       ds[ty + kSide * i][tx + kSide * j] =
           there ? weight * (dp[i][j] - static_cast<const C*>(c.delta)[row]) * C(c.scale) : C(0);
     }
 }
 
-/// dq of a tile of queries.
-template <class T, int kHead>
-TESSERA_FN void attention_queries(const AttentionCall& c) {
+/// dq of a tile of queries, or dk and dv of a tile of keys: the block walks over tiles of the
+/// other.
+template <class T, int kHead, int kTile, bool kKeys>
+TESSERA_FN void attention_grad(const AttentionCall& c) {
   using C = Compute<T>;
-  using S = Tiles<C, kHead>;
-  constexpr int kTile = S::kTile;
-  auto *q = S::heads(0), *k = S::heads(1), *g = S::heads(2), *v = S::heads(3);
-  auto* ds = S::weights(4, 0);
-  const int first = int(blockIdx.x) * kTile;
-  fetch<T, kHead>(q, c, c.q, first, c.queries, c.width);
-  fetch<T, kHead>(g, c, c.g, first, c.queries, c.value_width);
-  C dq[S::kEach][S::kWide] = {};
-  const int end = c.causal && first + kTile < c.keys ? first + kTile : c.keys;
-  for (int at = 0; at < end; at += kTile) {
+  using S = Tiles<C, kHead, kTile>;
+  auto *own = S::heads(0), *own_values = S::heads(1);
+  auto *other = S::heads(2), *other_values = S::heads(3);
+  auto *ds = S::weights(4, 0), *p = S::weights(4, 1);  // p is there for keys only
+  const AttentionOperand &held = kKeys ? c.k : c.q, &held_values = kKeys ? c.v : c.g;
+  const AttentionOperand &walked = kKeys ? c.q : c.k, &walked_values = kKeys ? c.g : c.v;
+  const int rows = kKeys ? c.keys : c.queries, others = kKeys ? c.queries : c.keys;
+  const AttentionTile tile = tile_of(rows, kTile);
+  fetch<T, kHead, kTile>(own, c, held, tile.head, tile.first, rows, c.width);
+  fetch<T, kHead, kTile>(own_values, c, held_values, tile.head, tile.first, rows, c.value_width);
+  C sums[S::kEach][S::kWide] = {}, value_sums[S::kEach][S::kWide] = {};
+  const int begin = kKeys && c.causal ? tile.first : 0;
+  const int end = !kKeys && c.causal && tile.first + kTile < others ? tile.first + kTile : others;
+  for (int at = begin; at < end; at += kTile) {
     __syncthreads();
-    fetch<T, kHead>(k, c, c.k, at, c.keys, c.width);
-    fetch<T, kHead>(v, c, c.v, at, c.keys, c.value_width);
+    fetch<T, kHead, kTile>(other, c, walked, tile.head, at, others, c.width);
+    fetch<T, kHead, kTile>(other_values, c, walked_values, tile.head, at, others, c.value_width);
     __syncthreads();
-    weights_of<T, kHead, false>(c, q, k, g, v, first, at,
-                                static_cast<typename S::Weights*>(nullptr), ds);
+    weights_of<kKeys, S::kEach, C>(c, own, other, own_values, other_values, tile, at, p, ds);
     __syncthreads();
-    weigh<kTile>(dq, k, [&](int row, int r) { return ds[row][r]; });
+    if constexpr (kKeys)
+      weigh<kTile>(value_sums, other_values, [&](int row, int r) { return p[row][r]; });
+    weigh<kTile>(sums, other, [&](int row, int r) { return ds[row][r]; });
   }
-  put<T, kHead>(dq, c, c.dq, first, c.queries, c.width);
-}
-
-/// dk and dv of a tile of keys.
-template <class T, int kHead>
-TESSERA_FN void attention_keys(const AttentionCall& c) {
-  using C = Compute<T>;
-  using S = Tiles<C, kHead>;
-  constexpr int kTile = S::kTile;
-  auto *q = S::heads(0), *k = S::heads(1), *g = S::heads(2), *v = S::heads(3);
-  auto *p = S::weights(4, 0), *ds = S::weights(4, 1);
-  const int first = int(blockIdx.x) * kTile;
-  fetch<T, kHead>(k, c, c.k, first, c.keys, c.width);
-  fetch<T, kHead>(v, c, c.v, first, c.keys, c.value_width);
-  C dk[S::kEach][S::kWide] = {}, dv[S::kEach][S::kWide] = {};
-  for (int at = c.causal ? first : 0; at < c.queries; at += kTile) {
-    __syncthreads();
-    fetch<T, kHead>(q, c, c.q, at, c.queries, c.width);
-    fetch<T, kHead>(g, c, c.g, at, c.queries, c.value_width);
-    __syncthreads();
-    weights_of<T, kHead, true>(c, k, q, v, g, first, at, p, ds);
-    __syncthreads();
-    weigh<kTile>(dv, g, [&](int row, int r) { return p[row][r]; });
-    weigh<kTile>(dk, q, [&](int row, int r) { return ds[row][r]; });
-  }
-  put<T, kHead>(dk, c, c.dk, first, c.keys, c.width);
-  put<T, kHead>(dv, c, c.dv, first, c.keys, c.value_width);
+  put<T>(sums, c, kKeys ? c.dk : c.dq, tile, rows, c.width);
+  if constexpr (kKeys) put<T>(value_sums, c, c.dv, tile, rows, c.value_width);
 }
 
 }  // namespace tessera::device
 
-// instances: T, HEAD
-extern "C" __global__ void __launch_bounds__(256) NAME_forward(tessera::cuda::AttentionCall c) {
-  using namespace tessera::device;
-  attention_forward<T, HEAD>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_delta(tessera::cuda::AttentionCall c) {
-  using namespace tessera::device;
-  attention_delta<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_queries(tessera::cuda::AttentionCall c) {
-  using namespace tessera::device;
-  attention_queries<T, HEAD>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_keys(tessera::cuda::AttentionCall c) {
-  using namespace tessera::device;
-  attention_keys<T, HEAD>(c);
-}
+// instances: T, HEAD, TILE
+KERNEL(forward, AttentionCall, 256) { attention_forward<T, HEAD, TILE>(c); }
+KERNEL(delta, AttentionCall, 256) { attention_delta<T>(c); }
+KERNEL(queries, AttentionCall, 256) { attention_grad<T, HEAD, TILE, false>(c); }
+KERNEL(keys, AttentionCall, 256) { attention_grad<T, HEAD, TILE, true>(c); }

@@ -2,6 +2,8 @@
 // for the op's decomposition.
 #pragma once
 #include <cstdint>
+#include <optional>
+#include <span>
 
 #include "core/backend/cuda/kernels/parameters.h"
 #include "core/backend/cuda/kernels/text.h"
@@ -9,16 +11,23 @@
 
 namespace tessera::cuda {
 
-/// Widths that instances hold; a head takes the first that both its widths fit in.
-inline constexpr int kAttentionHeads[] = {64, 128};
+/// What an instance holds: heads of up to `head` elements, `tile` positions at a time.
+struct AttentionShape {
+  int head, tile;
+};
+/// The instances of a dtype, the fastest first.
+std::span<const AttentionShape> attention_shapes(DType dtype);
+/// The first that holds heads of `width` elements in `shared_bytes` of shared memory, which is what
+/// the card has for a block; none where no instance does.
+std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t shared_bytes);
 
 /// Entries forward, delta, queries and keys.
-Instance attention_instance(DType dtype, int head);
+Instance attention_instance(DType dtype, AttentionShape shape);
 
 enum class AttentionEntry { kForward, kDelta, kQueries, kKeys };
-/// `positions` are the queries, for kKeys the keys. Shared memory is above 48 KiB: the function's
-/// limit has to be raised first.
-Geometry attention_geometry(AttentionEntry entry, DType dtype, int head, int64_t batch_heads,
-                            int64_t positions);
+/// `positions`, at least one, are the queries, for kKeys the keys. Shared memory is above 48 KiB:
+/// the function's limit has to be raised first.
+Geometry attention_geometry(AttentionEntry entry, DType dtype, AttentionShape shape,
+                            int64_t batch_heads, int64_t positions);
 
 }  // namespace tessera::cuda

@@ -5,16 +5,38 @@
 namespace tessera::device {
 
 inline constexpr unsigned kNormRows = 8;  // warps of a block
+inline constexpr int kNormLoads = 4;      // rows that a thread reads before it writes the first
 
-/// The channel of this thread and the rows [begin, end) of its block, of which it has every eighth.
+/// The channel of this thread and the rows [begin, end) of its block, of which it has every eighth
+/// from `first` on; none where it has no channel.
 struct NormPart {
-  unsigned channel, begin, end, warp;
+  unsigned channel, begin, end, first;
 };
 TESSERA_FN NormPart part_of(const BatchNormCall& c) {
   NormPart p;
-  p.channel = blockIdx.x * kWarp + threadIdx.x % kWarp, p.warp = threadIdx.x / kWarp;
+  p.channel = blockIdx.x * kWarp + threadIdx.x % kWarp;
   p.begin = blockIdx.y * c.piece, p.end = p.begin + c.piece < c.rows ? p.begin + c.piece : c.rows;
+  p.first = p.channel < c.channels ? p.begin + threadIdx.x / kWarp : p.end;
   return p;
+}
+/// Calls f(row) for every row of this thread; f writes nothing.
+template <class F>
+TESSERA_FN void read_rows(const NormPart& p, F f) {
+#pragma unroll 4
+  for (unsigned r = p.first; r < p.end; r += kNormRows) f(r);
+}
+/// Calls read(row, j) for some rows of this thread, then write(row, j) for them, until it has had
+/// all: `j` is below kNormLoads and names what was read.
+template <class Read, class Write>
+TESSERA_FN void rewrite_rows(const NormPart& p, Read read, Write write) {
+  for (unsigned r = p.first; r < p.end; r += kNormRows * kNormLoads) {
+#pragma unroll
+    for (int j = 0; j < kNormLoads; ++j)
+      if (r + kNormRows * j < p.end) read(r + kNormRows * j, j);
+#pragma unroll
+    for (int j = 0; j < kNormLoads; ++j)
+      if (r + kNormRows * j < p.end) write(r + kNormRows * j, j);
+  }
 }
 /// The sum over the block's warps, for all of them.
 template <class C>
@@ -29,20 +51,37 @@ TESSERA_FN C over_warps(C x) {
   __syncthreads();
   return total;
 }
+/// Writes what the block found of its channels to first and second [pieces, channels].
+template <class C>
+TESSERA_FN void write_part(const BatchNormCall& c, const NormPart& p, C first, C second) {
+  if (p.channel >= c.channels || threadIdx.x >= kWarp) return;
+  const long at = long(blockIdx.y) * c.channels + p.channel;
+  static_cast<C*>(c.first)[at] = first, static_cast<C*>(c.second)[at] = second;
+}
+/// The sum over pieces of f(piece, its place in first and second), in their order.
+template <class F>
+TESSERA_FN double over_pieces(const BatchNormCall& c, unsigned channel, F f) {
+  double sum = 0;
+  for (unsigned p = 0; p < c.pieces; ++p) sum += f(p, long(p) * c.channels + channel);
+  return sum;
+}
+
 template <class T>
-TESSERA_FN Compute<T> element(const void* x, const BatchNormCall& c, unsigned row,
-                              unsigned channel) {
-  return widen(static_cast<const T*>(x)[long(row) * c.channels + channel]);
+TESSERA_FN T element(const void* x, const BatchNormCall& c, unsigned row, unsigned channel) {
+  return static_cast<const T*>(x)[long(row) * c.channels + channel];
 }
 template <class C>
 TESSERA_FN C of_channel(const void* values, unsigned channel, C otherwise) {
   return values ? static_cast<const C*>(values)[channel] : otherwise;
 }
-/// The cotangent of what comes before a relu.
+template <class C>
+TESSERA_FN double rstd_of(const BatchNormCall& c, unsigned channel) {
+  return 1 / fn::sqrt(double(static_cast<const C*>(c.var)[channel]) + c.eps);
+}
+/// The cotangent g of what comes before a relu, whose result is y.
 template <class T>
-TESSERA_FN Compute<T> cotangent(const BatchNormCall& c, unsigned row, unsigned channel) {
-  const Compute<T> g = element<T>(c.g, c, row, channel);
-  return c.y == nullptr || element<T>(c.y, c, row, channel) > Compute<T>(0) ? g : Compute<T>(0);
+TESSERA_FN T before_relu(const BatchNormCall& c, T g, unsigned row, unsigned channel) {
+  return c.y == nullptr || widen(element<T>(c.y, c, row, channel)) > Compute<T>(0) ? g : T{};
 }
 
 /// first [pieces, channels] = means, second = squared deviations from them.
@@ -50,40 +89,35 @@ template <class T>
 TESSERA_FN void moments(const BatchNormCall& c) {
   using C = Compute<T>;
   const NormPart p = part_of(c);
-  const bool there = p.channel < c.channels;
   C sum = C(0), squares = C(0);
-  for (unsigned r = p.begin + p.warp; there && r < p.end; r += kNormRows)
-    sum += element<T>(c.x, c, r, p.channel);
+  read_rows(p, [&](unsigned r) { sum += widen(element<T>(c.x, c, r, p.channel)); });
   const C mean = over_warps(sum) / C(p.end - p.begin);
-  for (unsigned r = p.begin + p.warp; there && r < p.end; r += kNormRows) {
-    const C d = element<T>(c.x, c, r, p.channel) - mean;
+  read_rows(p, [&](unsigned r) {
+    const C d = widen(element<T>(c.x, c, r, p.channel)) - mean;
     squares += d * d;
-  }
-  squares = over_warps(squares);
-  if (!there || p.warp != 0) return;
-  const long at = long(blockIdx.y) * c.channels + p.channel;
-  static_cast<C*>(c.first)[at] = mean, static_cast<C*>(c.second)[at] = squares;
+  });
+  write_part(c, p, mean, over_warps(squares));
 }
 /// mean and var of channels from those of pieces (Chan, Golub, LeVeque 1983).
 template <class C>
 TESSERA_FN void join_moments(const BatchNormCall& c) {
   const unsigned channel = blockIdx.x * 256 + threadIdx.x;
   if (channel >= c.channels) return;
-  double sum = 0, within = 0, between = 0;
+  const C *means = static_cast<const C*>(c.first), *squares = static_cast<const C*>(c.second);
   auto rows_of = [&](unsigned p) {
     const unsigned left = c.rows - p * c.piece;
     return double(left < c.piece ? left : c.piece);
   };
-  for (unsigned p = 0; p < c.pieces; ++p) {
-    const long at = long(p) * c.channels + channel;
-    sum += double(static_cast<const C*>(c.first)[at]) * rows_of(p);
-    within += double(static_cast<const C*>(c.second)[at]);
-  }
-  const double share = 1 / double(c.rows), mean = sum * share;
-  for (unsigned p = 0; p < c.pieces; ++p) {
-    const double d = double(static_cast<const C*>(c.first)[long(p) * c.channels + channel]) - mean;
-    between += d * d * rows_of(p);
-  }
+  const double share = 1 / double(c.rows);
+  const double mean =
+      over_pieces(c, channel, [&](unsigned p, long at) { return double(means[at]) * rows_of(p); }) *
+      share;
+  const double within =
+      over_pieces(c, channel, [&](unsigned, long at) { return double(squares[at]); });
+  const double between = over_pieces(c, channel, [&](unsigned p, long at) {
+    const double d = double(means[at]) - mean;
+    return d * d * rows_of(p);
+  });
   static_cast<C*>(c.mean)[channel] = C(mean);
   static_cast<C*>(c.var)[channel] = C((within + between) * share);
 }
@@ -94,15 +128,22 @@ TESSERA_FN void normalize(const BatchNormCall& c) {
   using C = Compute<T>;
   const NormPart p = part_of(c);
   if (p.channel >= c.channels) return;
-  const C mean = of_channel(c.mean, p.channel, C(0)), shift = of_channel(c.bias, p.channel, C(0));
-  const C rstd = C(1 / fn::sqrt(double(of_channel(c.var, p.channel, C(1))) + c.eps));
-  const C scale = of_channel(c.weight, p.channel, C(1)) * rstd;
-  for (unsigned r = p.begin + p.warp; r < p.end; r += kNormRows) {
-    C y = (element<T>(c.x, c, r, p.channel) - mean) * scale + shift;
-    if (c.residual) y += element<T>(c.residual, c, r, p.channel);
-    if (c.relu) y = y < C(0) ? C(0) : y;
-    static_cast<T*>(c.out)[long(r) * c.channels + p.channel] = Narrow<T>::from(y);
-  }
+  const C mean = static_cast<const C*>(c.mean)[p.channel];
+  const C scale = of_channel(c.weight, p.channel, C(1)) * C(rstd_of<C>(c, p.channel));
+  const C shift = of_channel(c.bias, p.channel, C(0));
+  T x[kNormLoads], residual[kNormLoads];
+  rewrite_rows(
+      p,
+      [&](unsigned r, int j) {
+        x[j] = element<T>(c.x, c, r, p.channel);
+        if (c.residual) residual[j] = element<T>(c.residual, c, r, p.channel);
+      },
+      [&](unsigned r, int j) {
+        C y = (widen(x[j]) - mean) * scale + shift;
+        if (c.residual) y += widen(residual[j]);
+        if (c.relu) y = y < C(0) ? C(0) : y;
+        static_cast<T*>(c.out)[long(r) * c.channels + p.channel] = Narrow<T>::from(y);
+      });
 }
 
 /// first [pieces, channels] = sums of g, second = sums of g (x - mean).
@@ -110,34 +151,28 @@ template <class T>
 TESSERA_FN void grad_sums(const BatchNormCall& c) {
   using C = Compute<T>;
   const NormPart p = part_of(c);
-  const bool there = p.channel < c.channels;
-  const C mean = there ? of_channel(c.mean, p.channel, C(0)) : C(0);
+  const C mean = p.channel < c.channels ? static_cast<const C*>(c.mean)[p.channel] : C(0);
   C sum = C(0), products = C(0);
-  for (unsigned r = p.begin + p.warp; there && r < p.end; r += kNormRows) {
-    const C g = cotangent<T>(c, r, p.channel);
-    sum += g, products += g * (element<T>(c.x, c, r, p.channel) - mean);
-  }
+  read_rows(p, [&](unsigned r) {
+    const C g = widen(before_relu(c, element<T>(c.g, c, r, p.channel), r, p.channel));
+    sum += g, products += g * (widen(element<T>(c.x, c, r, p.channel)) - mean);
+  });
   sum = over_warps(sum), products = over_warps(products);
-  if (!there || p.warp != 0) return;
-  const long at = long(blockIdx.y) * c.channels + p.channel;
-  static_cast<C*>(c.first)[at] = sum, static_cast<C*>(c.second)[at] = products;
+  write_part(c, p, sum, products);
 }
 /// sum_g and sum_product of channels; dw = sum_product rstd and db = sum_g where they are wanted.
 template <class C>
 TESSERA_FN void join_sums(const BatchNormCall& c) {
   const unsigned channel = blockIdx.x * 256 + threadIdx.x;
   if (channel >= c.channels) return;
-  double sum = 0, products = 0;
-  for (unsigned p = 0; p < c.pieces; ++p) {
-    const long at = long(p) * c.channels + channel;
-    sum += double(static_cast<const C*>(c.first)[at]);
-    products += double(static_cast<const C*>(c.second)[at]);
-  }
+  auto total = [&](const void* of) {
+    return over_pieces(c, channel,
+                       [&](unsigned, long at) { return double(static_cast<const C*>(of)[at]); });
+  };
+  const double sum = total(c.first), products = total(c.second);
   static_cast<C*>(c.sum_g)[channel] = C(sum * c.share);
   static_cast<C*>(c.sum_product)[channel] = C(products * c.share);
-  const double rstd =
-      c.var ? 1 / fn::sqrt(double(static_cast<const C*>(c.var)[channel]) + c.eps) : 0;
-  if (c.dw) static_cast<C*>(c.dw)[channel] = C(products * rstd);
+  if (c.dw) static_cast<C*>(c.dw)[channel] = C(products * rstd_of<C>(c, channel));
   if (c.db) static_cast<C*>(c.db)[channel] = C(sum);
 }
 /// dx = (g - mean_g - (x - mean) slope) w rstd, slope = mean_product rstd^2; the residual's is g.
@@ -146,43 +181,32 @@ TESSERA_FN void grad(const BatchNormCall& c) {
   using C = Compute<T>;
   const NormPart p = part_of(c);
   if (p.channel >= c.channels) return;
-  const C mean = of_channel(c.mean, p.channel, C(0)), mean_g = of_channel(c.sum_g, p.channel, C(0));
-  const double rstd = 1 / fn::sqrt(double(of_channel(c.var, p.channel, C(1))) + c.eps);
-  const C slope = C(double(of_channel(c.sum_product, p.channel, C(0))) * rstd * rstd);
+  const C mean = static_cast<const C*>(c.mean)[p.channel];
+  const C mean_g = static_cast<const C*>(c.sum_g)[p.channel];
+  const double rstd = rstd_of<C>(c, p.channel);
+  const C slope = C(double(static_cast<const C*>(c.sum_product)[p.channel]) * rstd * rstd);
   const C scale = of_channel(c.weight, p.channel, C(1)) * C(rstd);
-  for (unsigned r = p.begin + p.warp; r < p.end; r += kNormRows) {
-    const C g = cotangent<T>(c, r, p.channel), d = element<T>(c.x, c, r, p.channel) - mean;
-    const long at = long(r) * c.channels + p.channel;
-    static_cast<T*>(c.out)[at] = Narrow<T>::from((g - mean_g - d * slope) * scale);
-    if (c.dresidual) static_cast<T*>(c.dresidual)[at] = Narrow<T>::from(g);
-  }
+  T x[kNormLoads], g[kNormLoads];
+  rewrite_rows(
+      p,
+      [&](unsigned r, int j) {
+        x[j] = element<T>(c.x, c, r, p.channel);
+        g[j] = before_relu(c, element<T>(c.g, c, r, p.channel), r, p.channel);
+      },
+      [&](unsigned r, int j) {
+        const long at = long(r) * c.channels + p.channel;
+        const C dx = (widen(g[j]) - mean_g - (widen(x[j]) - mean) * slope) * scale;
+        static_cast<T*>(c.out)[at] = Narrow<T>::from(dx);
+        if (c.dresidual) static_cast<T*>(c.dresidual)[at] = g[j];
+      });
 }
 
 }  // namespace tessera::device
 
 // instances: T
-extern "C" __global__ void __launch_bounds__(256) NAME_moments(tessera::cuda::BatchNormCall c) {
-  using namespace tessera::device;
-  moments<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256)
-    NAME_join_moments(tessera::cuda::BatchNormCall c) {
-  using namespace tessera::device;
-  join_moments<Compute<T>>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_normalize(tessera::cuda::BatchNormCall c) {
-  using namespace tessera::device;
-  normalize<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_grad_sums(tessera::cuda::BatchNormCall c) {
-  using namespace tessera::device;
-  grad_sums<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_join_sums(tessera::cuda::BatchNormCall c) {
-  using namespace tessera::device;
-  join_sums<Compute<T>>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_grad(tessera::cuda::BatchNormCall c) {
-  using namespace tessera::device;
-  grad<T>(c);
-}
+KERNEL(moments, BatchNormCall, 256) { moments<T>(c); }
+KERNEL(join_moments, BatchNormCall, 256) { join_moments<Compute<T>>(c); }
+KERNEL(normalize, BatchNormCall, 256) { normalize<T>(c); }
+KERNEL(grad_sums, BatchNormCall, 256) { grad_sums<T>(c); }
+KERNEL(join_sums, BatchNormCall, 256) { join_sums<Compute<T>>(c); }
+KERNEL(grad, BatchNormCall, 256) { grad<T>(c); }

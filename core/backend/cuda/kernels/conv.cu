@@ -1,29 +1,31 @@
 // Convolutions as a gather and a product: `gather` writes what each place of the output reads, a
-// row of [channels of a group x places of the kernel], for matmul.cu; `collect` is its transpose,
-// for the gradient of the input. After convert.h and device.h. Invariant: a gradient is added up by
-// its owner, places of the kernel in their order.
+// row of [places of the kernel x channels of a group], for matmul.cu; `collect` is its transpose,
+// for the gradient of the input. Channels are neighbours, so packs of them are moved together.
+// After convert.h and device.h. Invariant: a gradient is added up by its owner, places of the
+// kernel in their order.
 namespace tessera::device {
 
-/// Column (ci, k0, k1, k2) of a row (image, o0, o1, o2) of one group.
+/// Column (k0, k1, k2, ci) of a row (image, o0, o1, o2) of one group.
 struct ConvColumn {
   unsigned channel, k[3];
 };
 TESSERA_FN ConvColumn column_of(const ConvCall& c, unsigned column) {
   ConvColumn q;
+  q.channel = column % c.channels, column /= c.channels;
 #pragma unroll
   for (int d = 2; d >= 0; --d) {
     const unsigned extent = unsigned(c.dim[d].kernel);
     q.k[d] = column % extent, column /= extent;
   }
-  q.channel = column;
   return q;
 }
 
-/// columns [groups, rows, channels x kernel] of x; zeros outside of it. Rows [first, first + rows).
-template <class T>
+/// columns [groups, rows, kernel x channels] of x, kWidth channels at once; zeros outside of it.
+/// Rows [first, first + rows).
+template <class T, int kWidth>
 TESSERA_FN void gather_columns(const ConvCall& c) {
-  const unsigned e = blockIdx.x * 256 + threadIdx.x;
-  if (e >= c.count) return;
+  const unsigned thread = blockIdx.x * 256 + threadIdx.x, e = thread * kWidth;
+  if (thread >= c.count / kWidth) return;
   const ConvColumn q = column_of(c, e % c.columns);
   unsigned rest = e / c.columns;
   const unsigned row = rest % c.rows, group = rest / c.rows;
@@ -39,9 +41,9 @@ TESSERA_FN void gather_columns(const ConvCall& c) {
     there = there && i >= 0 && i < p.in;
     offset += i * c.x.dim[d];
   }
-  T value = {};
-  if (there) value = static_cast<const T*>(c.in)[offset + place * c.x.image];
-  static_cast<T*>(c.out)[e] = value;
+  Pack<T, kWidth> value = {};
+  if (there) value = load<kWidth>(static_cast<const T*>(c.in) + offset + place * c.x.image);
+  store(static_cast<T*>(c.out) + e, value);
 }
 
 /// dx [images, groups x channels, spatial] from the cotangents of all columns.
@@ -77,8 +79,7 @@ TESSERA_FN void collect_columns(const ConvCall& c) {
       for (int k = 0; k < c.dim[2].kernel; ++k) {
         if (!reads(2, k, o2)) continue;
         const long row = ((long(rest) * c.dim[0].out + o0) * c.dim[1].out + o1) * c.dim[2].out + o2;
-        const long column =
-            ((ci * c.dim[0].kernel + a) * c.dim[1].kernel + b) * c.dim[2].kernel + k;
+        const long column = long((a * c.dim[1].kernel + b) * c.dim[2].kernel + k) * c.channels + ci;
         sum += widen(columns[row * c.columns + column]);
       }
     }
@@ -89,11 +90,6 @@ TESSERA_FN void collect_columns(const ConvCall& c) {
 }  // namespace tessera::device
 
 // instances: T
-extern "C" __global__ void __launch_bounds__(256) NAME_gather(tessera::cuda::ConvCall c) {
-  using namespace tessera::device;
-  gather_columns<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_collect(tessera::cuda::ConvCall c) {
-  using namespace tessera::device;
-  collect_columns<T>(c);
-}
+KERNEL(gather, ConvCall, 256) { gather_columns<T, 1>(c); }
+KERNEL(gather_packs, ConvCall, 256) { gather_columns<T, kPack<T>>(c); }
+KERNEL(collect, ConvCall, 256, 2) { collect_columns<T>(c); }

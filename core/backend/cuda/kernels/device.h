@@ -152,7 +152,7 @@ struct Product {
     return a * b;
   }
 };
-/// NaN is larger than all, here and below smaller than all: it wins.
+/// The larger of two numbers; NaN wins.
 struct Largest {
   template <class T>
   TESSERA_FN T start() {
@@ -166,6 +166,7 @@ struct Largest {
     return a > b || a != a ? a : b;
   }
 };
+/// The smaller of two numbers; NaN wins.
 struct Smallest {
   template <class T>
   TESSERA_FN T start() {

@@ -28,7 +28,4 @@ TESSERA_FN void dropout(const RandomCall& c) {
 }  // namespace tessera::device
 
 // instances: T
-extern "C" __global__ void __launch_bounds__(256) NAME_dropout(tessera::cuda::RandomCall c) {
-  using namespace tessera::device;
-  dropout<T>(c);
-}
+KERNEL(dropout, RandomCall, 256) { dropout<T>(c); }

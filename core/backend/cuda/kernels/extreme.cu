@@ -43,7 +43,4 @@ TESSERA_FN void extreme(const ReduceCall& c) {
 }  // namespace tessera::device
 
 // instances: LARGEST, IN
-extern "C" __global__ void __launch_bounds__(256) NAME_positions(tessera::cuda::ReduceCall c) {
-  using namespace tessera::device;
-  extreme<LARGEST, IN>(c);
-}
+KERNEL(positions, ReduceCall, 256) { extreme<LARGEST, IN>(c); }

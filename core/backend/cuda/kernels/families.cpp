@@ -105,7 +105,7 @@ std::vector<Instance> random_instances() {
 std::vector<Instance> attention_instances() {
   std::vector<Instance> all;
   for (DType t : kFloats)
-    for (int head : kAttentionHeads) all.push_back(attention_instance(t, head));
+    for (AttentionShape s : attention_shapes(t)) all.push_back(attention_instance(t, s));
   return all;
 }
 
@@ -137,15 +137,16 @@ std::vector<KernelText> all_kernel_texts() {
   add(texts, "losses", by_hold(loss_instance), 4);
   add(texts, "indexing", indexing_instances(), 10);
   add(texts, "segments", segments_instances(), 20);
+  add(texts, "sparse", of_dtypes(sparse_instance, kFloats), 2);
   add(texts, "sort", by_dtype(sort_instance), 4);
   add(texts, "random", random_instances(), 12);
   add(texts, "dropout", of_dtypes(dropout_instance, kFloats), 4);
   add(texts, "arange", of_dtypes(arange_instance, kAllDTypes), 8);
   add(texts, "update", of_dtypes(update_instance, {kF32, kF64}), 2);
-  add(texts, "matmul", of_dtypes(matmul_instance, kAllDTypes), 8);
-  add(texts, "attention", attention_instances(), 2);
+  for (DType t : kAllDTypes) add(texts, "matmul", matmul_instances(t), 2);
+  add(texts, "attention", attention_instances(), 1);
   add(texts, "scan", scan_instances(), 8);
-  add(texts, "pool", of_dtypes(pool_instance, kFloats), 4);
+  add(texts, "pool", of_dtypes(pool_instance, {kF16, kBF16, kF32, kF64, kU8}), 5);
   add(texts, "batch_norm", of_dtypes(batch_norm_instance, kFloats), 4);
   add(texts, "conv", of_dtypes(conv_instance, kFloats), 4);
   return texts;

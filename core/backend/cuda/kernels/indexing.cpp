@@ -34,6 +34,9 @@ Instance segments_instance(std::string_view join, DType in, DType out) {
   return {fmt::format("scatter_{}_{}_{}", join, name_of(in), name_of(out)),
           {{"JOIN", type}, {"IN", type_of(in)}, {"OUT", type_of(out)}}};
 }
+Instance sparse_instance(DType dtype) {
+  return {fmt::format("sparse_{}", name_of(dtype)), {{"T", type_of(dtype)}}};
+}
 Instance sort_instance(bool descending, DType dtype) {
   return {fmt::format("sort_{}_{}", descending ? "down" : "up", name_of(dtype)),
           {{"DESCENDING", descending ? "true" : "false"}, {"T", type_of(dtype)}}};

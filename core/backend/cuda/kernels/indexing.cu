@@ -79,19 +79,7 @@ TESSERA_FN void wrap(const IndexCall& c) {
 }  // namespace tessera::device
 
 // instances: E, an element of 1 to 16 bytes; I, the index's
-extern "C" __global__ void __launch_bounds__(256) NAME_gather(tessera::cuda::IndexCall c) {
-  using namespace tessera::device;
-  gather<E, I>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_claim(tessera::cuda::IndexCall c) {
-  using namespace tessera::device;
-  claim<I>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_scatter(tessera::cuda::IndexCall c) {
-  using namespace tessera::device;
-  scatter<E, I>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_wrap(tessera::cuda::IndexCall c) {
-  using namespace tessera::device;
-  wrap(c);
-}
+KERNEL(gather, IndexCall, 256) { gather<E, I>(c); }
+KERNEL(claim, IndexCall, 256) { claim<I>(c); }
+KERNEL(scatter, IndexCall, 256) { scatter<E, I>(c); }
+KERNEL(wrap, IndexCall, 256) { wrap(c); }

@@ -1,5 +1,5 @@
-// The host's side of indexing.cu, segments.cu and sort.cu: instances, and the launches of a stable
-// sort. Every kernel has one thread an element: cover(count, 256).
+// The host's side of indexing.cu, segments.cu, sparse.cu and sort.cu: instances, and the launches
+// of a stable sort. Every kernel has one thread an element: cover(count, 256).
 #pragma once
 #include <cstdint>
 
@@ -13,8 +13,12 @@ int element_bytes(int64_t row_bytes, std::span<const void* const> addresses);
 
 /// Entries gather, claim, scatter, wrap; `index` is i32 or i64.
 Instance indexing_instance(int bytes, DType index);
-/// Entries segments and lines; join: sum, prod, amax, amin. `lines` writes the compute type.
+/// Entries segments, sorted and lines; join: sum, prod, amax, amin. `lines` writes the compute
+/// type.
 Instance segments_instance(std::string_view join, DType in, DType out);
+/// Entries check, segment_sum, segment_prod, segment_amax, segment_amin, spmm, spmm_amax,
+/// spmm_amin, sddmm, transpose; floats.
+Instance sparse_instance(DType dtype);
 /// Entries blocks, merge, finish, search.
 Instance sort_instance(bool descending, DType dtype);
 

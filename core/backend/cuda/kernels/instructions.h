@@ -1,8 +1,8 @@
-// The only inline PTX: asynchronous copies into shared memory and products of small tiles by the
-// matrix units. Printed before device.h; includes nothing. The twin below does the same with plain
-// C++ and shuffles for compilers that do not make GPU code (the virtual GPU). Invariant: both
-// forms take and give the same numbers in the same lanes; only the rounding of sums inside one
-// product of tiles may differ.
+// The only inline PTX: asynchronous copies into shared memory, and small tiles of it read into the
+// lanes of a warp and multiplied by the matrix units. Printed before device.h; includes nothing.
+// The twin below does the same with plain C++ and shuffles for compilers that do not make GPU code
+// (the virtual GPU). Invariant: both forms take and give the same numbers in the same lanes; only
+// the rounding of sums inside one product of tiles may differ.
 namespace tessera::device {
 
 /// A lane's part of a product of tiles D [16, 8] = A [16, 16] B [16, 8] + C, where A and B hold
@@ -18,6 +18,12 @@ struct FragmentB {
 };
 struct FragmentC {
   float of[4];
+};
+/// A tile of [16, 16] 16-bit floats in shared memory as fragments: words 0 to 3 are an A; of two
+/// products whose B are the tile's upper and lower half transposed (columns of B are its rows),
+/// words 0 and 2 are the first B and words 1 and 3 the second.
+struct FragmentTile {
+  unsigned word[4];
 };
 
 #ifdef __CUDACC_VER_MAJOR__
@@ -35,6 +41,26 @@ TESSERA_FN void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB& 
       : "+f"(c.of[0]), "+f"(c.of[1]), "+f"(c.of[2]), "+f"(c.of[3])
       : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b.word[0]),
         "r"(b.word[1]));
+}
+
+/// Every lane gives an address of 8 elements: row `lane % 8` of the part `lane / 8` of a tile,
+/// whose parts are its quarters [8, 8] by columns. Turned: the elements are a column of the
+/// quarter.
+template <bool kTurned>
+TESSERA_FN FragmentTile load_tile(const void* elements) {
+  const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(elements));
+  FragmentTile f;
+  if constexpr (kTurned)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(f.word[0]), "=r"(f.word[1]), "=r"(f.word[2]), "=r"(f.word[3])
+                 : "r"(shared)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(f.word[0]), "=r"(f.word[1]), "=r"(f.word[2]), "=r"(f.word[3])
+                 : "r"(shared)
+                 : "memory");
+  return f;
 }
 
 /// Copies 16 bytes from global to shared memory without waiting; where `there` is false, zeros.
@@ -79,6 +105,23 @@ TESSERA_FN void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB& 
 TESSERA_FN void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB& b, fn::F16) {
   multiply_add_twin<fn::F16>(c, a, b);
 }
+// Lane 4 g + t reads elements 2 t and 2 t + 1 of row g of each quarter, or element g of its
+// columns.
+template <bool kTurned>
+TESSERA_FN FragmentTile load_tile(const void* elements) {
+  const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const auto own = reinterpret_cast<unsigned long>(elements);
+  auto element = [&](unsigned quarter, unsigned row, unsigned at) {
+    const unsigned long line = __shfl_sync(0xffffffffu, own, 8 * quarter + row);
+    return unsigned(reinterpret_cast<const unsigned short*>(line)[at]);
+  };
+  FragmentTile f;
+  for (unsigned q = 0; q < 4; ++q)
+    f.word[q] = kTurned ? element(q, 2 * t, g) | element(q, 2 * t + 1, g) << 16
+                        : element(q, g, 2 * t) | element(q, g, 2 * t + 1) << 16;
+  return f;
+}
+
 // Copies at once: a thread that reads too early reads memory of the block that nobody has ordered,
 // which the check of shared memory finds.
 TESSERA_FN void copy_async(void* to, const void* from, bool there) {

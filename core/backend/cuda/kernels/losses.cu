@@ -67,15 +67,6 @@ TESSERA_FN void cross_entropy(const LossCall& c) {
 // Two blocks: registers for eight of them are too few, and spilling costs more than waiting.
 
 // instances: T, THREADS of a row, ITEMS of a thread
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_count(tessera::cuda::LossCall c) {
-  using namespace tessera::device;
-  loss_scale<Compute<T>>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_rows(tessera::cuda::LossCall c) {
-  using namespace tessera::device;
-  cross_entropy<Held<T, THREADS, ITEMS>>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_finish(tessera::cuda::LossCall c) {
-  using namespace tessera::device;
-  loss_sum<T>(c);
-}
+KERNEL(count, LossCall, 256, 2) { loss_scale<Compute<T>>(c); }
+KERNEL(rows, LossCall, 256, 2) { cross_entropy<Held<T, THREADS, ITEMS>>(c); }
+KERNEL(finish, LossCall, 256, 2) { loss_sum<T>(c); }

@@ -112,9 +112,10 @@ struct IndexCall {
   int vector;
 };
 
-/// `segments`: count is outer * n * inner, keys and order [n] are the sorted index. `lines`: count
-/// is outer * inner, keys [outer, n, inner] the index as it is. Keys equal to `ignored` count for
-/// nothing.
+/// `segments`: count is outer * n * inner, keys and order [n] are the sorted index, and keys equal
+/// to `ignored` count for nothing. `sorted`: the same count, keys and order [outer, inner, n] are
+/// the index, each line sorted. `lines`: count is outer * inner, keys [outer, n, inner] the index
+/// as it is.
 struct SegmentCall {
   const void* in;
   void* out;
@@ -137,6 +138,24 @@ struct SortCall {
   long* positions;
   unsigned outer, n, inner, runs, run, kept, count;
   int right;
+};
+
+// ---- sparse.cu ----
+
+/// crow [rows + 1] cuts `edges` elements into rows; col [edges] are columns. values and dense are
+/// an op's operands, whose rows have n elements; inner is n, or 1 where that is 0. `check`: count
+/// is rows + 1, and `edges` more where there is a col; `transpose`: the larger of columns + 1 and
+/// edges; sddmm: 32 an edge; others: the elements of `out`.
+struct SparseCall {
+  const long *crow, *col, *keys;
+  const int* order;
+  const void *values, *dense;
+  void* out;
+  long *row, *positions;
+  Report* report;
+  long columns;
+  Divisor inner;
+  unsigned rows, edges, n, count;
 };
 
 // ---- random.cu, dropout.cu ----
@@ -165,8 +184,10 @@ struct UpdatePiece {
   long begin;
 };
 /// lr, step and scale are f64 numbers on the device. Lists: adam: p, g, m, v, p2, m2, v2; sgd: p,
-/// g, b, p2, b2, where b and b2 are left out without momentum. Norms: x only.
+/// g, b, p2, b2, where b and b2 are left out without momentum. Magnitudes: x only, and a number of
+/// each piece to `out`.
 struct UpdateCall {
+  double* out;
   const UpdatePiece* pieces;
   void* const* lists;
   const double *lr, *step, *scale;
@@ -190,17 +211,23 @@ struct NormCall {
 struct MatmulOperand {
   long row, column;
 };
-/// C [m, n] = A [m, k] B [k, n] for every position of `batch`, whose operands are C, A and B; added
-/// to C where `accumulate`. `packs`: bit 0, rows of A are dense along k and begin at multiples of
-/// 16 bytes, k and strides are multiples of 8; bit 1, so are columns of B.
+/// C [m, n] = A [m, k] B [k, n] for every position of `batch`, whose operands are C, A and B. The
+/// sum is cut into `parts` of `part` elements, and part p of C lies p * part_stride behind it; with
+/// `leaves` it is one part and the sum of so many equal leaves. Bit 0 is of A, bit 1 of B: in
+/// `packs`, lines along k (along m or n where the bit in `turned` is set) are dense, their extents
+/// multiples of 8, and they begin at multiples of 16 bytes; bit 2 of `packs`: C can be written by
+/// pairs. `wide`: C is f32 where A and B are 16-bit floats.
 struct MatmulCall {
   const void *a, *b;
   void* c;
   MatmulOperand result, left, right;
-  int m, n, k, accumulate, packs;
-  unsigned first;  // position of the batch that block 0 along z has
+  long part_stride;
+  int m, n, k, parts, part, leaves, packs, wide;
+  unsigned first;  // position of the batch and part, counted together, that block 0 along z has
   Walk batch;
 };
+/// Levels of the tree that joins leaves: at most 2^levels of them.
+inline constexpr int kMatmulLevels = 3;
 
 // ---- attention.cu ----
 
@@ -243,7 +270,8 @@ struct PoolStrides {
   long image, channel, dim[3];
 };
 /// Forward: `in` is x and `out` is y; gradients: `in` is y's cotangent and `out` x's. `places`,
-/// with y's strides, are places in the image. `count` are the elements of `out`.
+/// with y's strides, are places in the image; null where nobody asks for them. `count` are the
+/// elements of `out`.
 struct PoolCall {
   const void* in;
   void* out;
@@ -271,8 +299,9 @@ struct BatchNormCall {
 
 // ---- conv.cu ----
 
-/// Rows are places of the output, (image, spatial), columns (channel of a group, place of the
-/// kernel). gather: count is groups x rows x columns, rows from `first` on; collect: count are the
+/// Rows are places of the output, (image, spatial), columns (place of the kernel, channel of a
+/// group). gather: count is groups x rows x columns, rows from `first` on; gather_packs moves 16
+/// bytes of channels, which are dense and whose number and strides allow it; collect: count are the
 /// elements of x, rows are all.
 struct ConvCall {
   const void* in;

@@ -150,11 +150,5 @@ TESSERA_FN void pointwise(const PointwiseCall& p) {
 }  // namespace tessera::device
 
 // instances: OP, WIDTH elements of a pack, STEPS of a thread
-extern "C" __global__ void __launch_bounds__(256) NAME_packs(tessera::cuda::PointwiseCall p) {
-  using namespace tessera::device;
-  pointwise<OP, WIDTH, STEPS>(p);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_elements(tessera::cuda::PointwiseCall p) {
-  using namespace tessera::device;
-  pointwise<OP, 1, 1>(p);
-}
+KERNEL(packs, PointwiseCall, 256) { pointwise<OP, WIDTH, STEPS>(c); }
+KERNEL(elements, PointwiseCall, 256) { pointwise<OP, 1, 1>(c); }

@@ -83,7 +83,7 @@ TESSERA_FN void max_pool(const PoolCall& c) {
     }
   const long to = offset_of(c.y, p, p.at[0], p.at[1], p.at[2]);
   static_cast<T*>(c.out)[to] = Narrow<T>::from(best);
-  c.places[to] = at;
+  if (c.places) c.places[to] = at;
 }
 template <class T>
 TESSERA_FN void avg_pool(const PoolCall& c) {
@@ -138,19 +138,7 @@ TESSERA_FN void pool_grad(const PoolCall& c) {
 // Two blocks: registers for eight of them are too few, and spilling costs more than waiting.
 
 // instances: T
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_max_pool(tessera::cuda::PoolCall c) {
-  using namespace tessera::device;
-  max_pool<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_max_pool_grad(tessera::cuda::PoolCall c) {
-  using namespace tessera::device;
-  pool_grad<T, true>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_avg_pool(tessera::cuda::PoolCall c) {
-  using namespace tessera::device;
-  avg_pool<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_avg_pool_grad(tessera::cuda::PoolCall c) {
-  using namespace tessera::device;
-  pool_grad<T, false>(c);
-}
+KERNEL(max_pool, PoolCall, 256, 2) { max_pool<T>(c); }
+KERNEL(max_pool_grad, PoolCall, 256, 2) { pool_grad<T, true>(c); }
+KERNEL(avg_pool, PoolCall, 256, 2) { avg_pool<T>(c); }
+KERNEL(avg_pool_grad, PoolCall, 256, 2) { pool_grad<T, false>(c); }

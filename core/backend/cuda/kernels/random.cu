@@ -70,7 +70,4 @@ TESSERA_FN void random(const RandomCall& c) {
 }  // namespace tessera::device
 
 // instances: T, KIND: 0 uniform, 1 normal, 2 integer
-extern "C" __global__ void __launch_bounds__(256) NAME_random(tessera::cuda::RandomCall c) {
-  using namespace tessera::device;
-  random<T, KIND>(c);
-}
+KERNEL(random, RandomCall, 256) { random<T, KIND>(c); }

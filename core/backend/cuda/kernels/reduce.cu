@@ -89,15 +89,6 @@ TESSERA_FN void reduce_columns(const ReduceCall& c) {
 }  // namespace tessera::device
 
 // instances: JOIN, IN, OUT
-extern "C" __global__ void __launch_bounds__(256) NAME_warps(tessera::cuda::ReduceCall c) {
-  using namespace tessera::device;
-  reduce_warps<JOIN, IN, OUT>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_rows(tessera::cuda::ReduceCall c) {
-  using namespace tessera::device;
-  reduce_rows<JOIN, IN, OUT>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_columns(tessera::cuda::ReduceCall c) {
-  using namespace tessera::device;
-  reduce_columns<JOIN, IN, OUT>(c);
-}
+KERNEL(warps, ReduceCall, 256) { reduce_warps<JOIN, IN, OUT>(c); }
+KERNEL(rows, ReduceCall, 256) { reduce_rows<JOIN, IN, OUT>(c); }
+KERNEL(columns, ReduceCall, 256) { reduce_columns<JOIN, IN, OUT>(c); }

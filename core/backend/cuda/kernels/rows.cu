@@ -139,41 +139,12 @@ TESSERA_FN void norm_sums(const RowsCall& c) {
 // Two blocks: registers for eight of them are too few, and spilling costs more than waiting.
 
 // instances: T, THREADS of a row, ITEMS of a thread
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_softmax(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  softmax<Held<T, THREADS, ITEMS>, false>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_log_softmax(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  softmax<Held<T, THREADS, ITEMS>, true>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_softmax_grad(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  softmax_grad<Held<T, THREADS, ITEMS>, false>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2)
-    NAME_log_softmax_grad(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  softmax_grad<Held<T, THREADS, ITEMS>, true>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_layer_norm(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  norm<Held<T, THREADS, ITEMS>, true>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_rms_norm(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  norm<Held<T, THREADS, ITEMS>, false>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2)
-    NAME_layer_norm_grad(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  norm_grad<Held<T, THREADS, ITEMS>, true>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_rms_norm_grad(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  norm_grad<Held<T, THREADS, ITEMS>, false>(c);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) NAME_norm_sums(tessera::cuda::RowsCall c) {
-  using namespace tessera::device;
-  norm_sums<T>(c);
-}
+KERNEL(softmax, RowsCall, 256, 2) { softmax<Held<T, THREADS, ITEMS>, false>(c); }
+KERNEL(log_softmax, RowsCall, 256, 2) { softmax<Held<T, THREADS, ITEMS>, true>(c); }
+KERNEL(softmax_grad, RowsCall, 256, 2) { softmax_grad<Held<T, THREADS, ITEMS>, false>(c); }
+KERNEL(log_softmax_grad, RowsCall, 256, 2) { softmax_grad<Held<T, THREADS, ITEMS>, true>(c); }
+KERNEL(layer_norm, RowsCall, 256, 2) { norm<Held<T, THREADS, ITEMS>, true>(c); }
+KERNEL(rms_norm, RowsCall, 256, 2) { norm<Held<T, THREADS, ITEMS>, false>(c); }
+KERNEL(layer_norm_grad, RowsCall, 256, 2) { norm_grad<Held<T, THREADS, ITEMS>, true>(c); }
+KERNEL(rms_norm_grad, RowsCall, 256, 2) { norm_grad<Held<T, THREADS, ITEMS>, false>(c); }
+KERNEL(norm_sums, RowsCall, 256, 2) { norm_sums<T>(c); }

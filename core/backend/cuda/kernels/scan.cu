@@ -164,11 +164,5 @@ TESSERA_FN void scan_blocks(const ScanCall& c) {
 }  // namespace tessera::device
 
 // instances: SCAN
-extern "C" __global__ void __launch_bounds__(256) NAME_lines(tessera::cuda::ScanCall c) {
-  using namespace tessera::device;
-  scan_lines<SCAN>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_blocks(tessera::cuda::ScanCall c) {
-  using namespace tessera::device;
-  scan_blocks<SCAN>(c);
-}
+KERNEL(lines, ScanCall, 256) { scan_lines<SCAN>(c); }
+KERNEL(blocks, ScanCall, 256) { scan_blocks<SCAN>(c); }

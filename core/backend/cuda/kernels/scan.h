@@ -21,7 +21,7 @@ ScanLaunch scan_launch(int64_t lines, int64_t n);
 /// Entries max_pool, max_pool_grad, avg_pool, avg_pool_grad.
 Instance pool_instance(DType dtype);
 
-/// Entries gather and collect.
+/// Entries gather, gather_packs and collect.
 Instance conv_instance(DType dtype);
 
 /// Entries moments, normalize, grad_sums and grad with this geometry; join_moments and join_sums

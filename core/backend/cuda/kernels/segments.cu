@@ -1,9 +1,9 @@
 // Sums and other joins of sources that an index sends to the same place: scatter_sum, scatter_prod,
-// scatter_amax, scatter_amin, the gradient of an embedding. An index that is a vector has been
-// sorted (sort.cu), so the sources of a row are neighbours and one thread joins a column of them;
-// otherwise a thread has a whole line along the dim. After convert.h and device.h. Invariant:
-// sources meet in the order of the index, as on the CPU, so results have its bits where arithmetic
-// does.
+// scatter_amax, scatter_amin, the gradient of an embedding. An index that is a vector, or that has
+// few long lines, has been sorted (sort.cu), so the sources of a place are neighbours and one
+// thread joins them; otherwise a thread has a whole line along the dim. After convert.h and
+// device.h. Invariant: sources meet in the order of the index, as on the CPU, so results have its
+// bits where arithmetic does.
 namespace tessera::device {
 
 inline constexpr int kSegmentThreads = 256;
@@ -34,6 +34,29 @@ TESSERA_FN void join_segments(const SegmentCall& c) {
   *to = Narrow<Out>::from(total);
 }
 
+/// `keys` and `order` [outer, inner, n] are the lines of an index [outer, n, inner], each sorted. A
+/// thread has position j of a line; where that begins a segment, it joins all of the segment to
+/// what is there.
+template <class Op, class In, class Out>
+TESSERA_FN void join_sorted(const SegmentCall& c) {
+  using C = Compute<In>;
+  const unsigned e = blockIdx.x * kSegmentThreads + threadIdx.x;
+  if (e >= c.count) return;
+  const unsigned line = quotient(e, c.n), j = e - line * c.n.divisor;
+  const unsigned o = quotient(line, c.inner), i = line - o * c.inner.divisor;
+  const long *keys = c.keys + long(line) * c.n.divisor, row = keys[j];
+  const int* order = c.order + long(line) * c.n.divisor;
+  if (j > 0 && keys[j - 1] == row) return;
+  const long first = long(o) * c.n.divisor * c.inner.divisor + i;
+  if (row < 0 || row >= c.extent) return report(c.report, first + long(order[j]) * c.inner.divisor);
+  Out* to = static_cast<Out*>(c.out) + (long(o) * c.rows + row) * c.inner.divisor + i;
+  const In* from = static_cast<const In*>(c.in) + first;
+  C total = widen(*to);
+  for (unsigned k = j; k < c.n.divisor && keys[k] == row; ++k)
+    total = Op::join(total, widen(from[long(order[k]) * c.inner.divisor]));
+  *to = Narrow<Out>::from(total);
+}
+
 /// A thread has the line (o, i) of an index [outer, n, inner] and walks along it. `out` is of the
 /// compute type, since sources of one place do not come together.
 template <class Op, class In>
@@ -57,11 +80,6 @@ TESSERA_FN void join_lines(const SegmentCall& c) {
 }  // namespace tessera::device
 
 // instances: JOIN, IN, OUT
-extern "C" __global__ void __launch_bounds__(256) NAME_segments(tessera::cuda::SegmentCall c) {
-  using namespace tessera::device;
-  join_segments<JOIN, IN, OUT>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_lines(tessera::cuda::SegmentCall c) {
-  using namespace tessera::device;
-  join_lines<JOIN, IN>(c);
-}
+KERNEL(segments, SegmentCall, 256) { join_segments<JOIN, IN, OUT>(c); }
+KERNEL(sorted, SegmentCall, 256) { join_sorted<JOIN, IN, OUT>(c); }
+KERNEL(lines, SegmentCall, 256) { join_lines<JOIN, IN>(c); }

@@ -130,19 +130,7 @@ TESSERA_FN void search(const SortCall& c) {
 }  // namespace tessera::device
 
 // instances: DESCENDING, T
-extern "C" __global__ void __launch_bounds__(256) NAME_blocks(tessera::cuda::SortCall c) {
-  using namespace tessera::device;
-  sort_run<DESCENDING, T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_merge(tessera::cuda::SortCall c) {
-  using namespace tessera::device;
-  merge_runs<DESCENDING, Compute<T>>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_finish(tessera::cuda::SortCall c) {
-  using namespace tessera::device;
-  finish_sort<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_search(tessera::cuda::SortCall c) {
-  using namespace tessera::device;
-  search<T>(c);
-}
+KERNEL(blocks, SortCall, 256) { sort_run<DESCENDING, T>(c); }
+KERNEL(merge, SortCall, 256) { merge_runs<DESCENDING, Compute<T>>(c); }
+KERNEL(finish, SortCall, 256) { finish_sort<T>(c); }
+KERNEL(search, SortCall, 256) { search<T>(c); }

@@ -1,6 +1,8 @@
 // Puts kernel texts together. Comments are left out, which would cost the compiler time.
 #include "core/backend/cuda/kernels/text.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 
@@ -27,6 +29,7 @@ constexpr Family kFamilies[] = {
     {"losses", "math.h", "held_rows.h"},
     {"indexing", ""},
     {"segments", ""},
+    {"sparse", ""},
     {"arange", ""},
     {"random", "math.h math_trig.h", "draws.h"},
     {"dropout", "", "draws.h"},
@@ -71,6 +74,27 @@ void append_files(std::string& text, std::string_view folder, std::string_view f
 }
 
 bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+
+// An entry point is written KERNEL(entry, Call, bounds) { .. }: a kernel of that name with one
+// parameter `c` and these launch bounds.
+std::string with_kernels(std::string_view entries) {
+  constexpr std::string_view kKernel = "KERNEL(";
+  std::string text = "using namespace tessera::device;\n";
+  for (;;) {
+    const size_t at = entries.find(kKernel);
+    text += entries.substr(0, at);
+    if (at == entries.npos) return text;
+    entries.remove_prefix(at + kKernel.size());
+    const size_t first = entries.find(", "), second = entries.find(", ", first + 2),
+                 end = entries.find(')');
+    TESSERA_ASSERT(second < end && end < entries.size(), "kernels: a KERNEL without its words");
+    text += fmt::format(
+        "extern \"C\" __global__ void __launch_bounds__({}) NAME_{}(tessera::cuda::{} c)",
+        entries.substr(second + 2, end - second - 2), entries.substr(0, first),
+        entries.substr(first + 2, second - first - 2));
+    entries.remove_prefix(end + 1);
+  }
+}
 
 // Replaces whole words by their defines, and NAME_ at the beginning of a word by the instance's.
 void append_instance(std::string& text, std::string_view entries, const Instance& of) {
@@ -122,6 +146,7 @@ std::string compose(const KernelText& of) {
   append_code(text, source.substr(0, split + 1));
   std::string entries;
   append_code(entries, source.substr(split + 1));
+  entries = with_kernels(entries);
   for (const Instance& instance : of.instances) append_instance(text, entries, instance);
   return text;
 }

@@ -82,14 +82,14 @@ TESSERA_FN void row_squares(const NormCall& c) {
 
 /// The largest magnitude of each piece; NaN is larger than all.
 template <class T>
-TESSERA_FN void magnitudes(const UpdateCall& c, double* out) {
+TESSERA_FN void magnitudes(const UpdateCall& c) {
   const UpdatePiece piece = c.pieces[blockIdx.x];
   const T* x = element<T>(c, 0, piece);
   double most = 0;
   for (unsigned i = threadIdx.x; i < piece.count; i += kUpdateThreads)
     most = Largest::join(double(fn::abs(x[i])), most);
   most = block_join<Largest, kUpdateThreads>(most);
-  if (threadIdx.x == 0) out[blockIdx.x] = most;
+  if (threadIdx.x == 0) c.out[blockIdx.x] = most;
 }
 
 /// The balanced tree of the CPU over n values, halves cut at (n + 1) / 2, by one block. Level by
@@ -137,32 +137,10 @@ TESSERA_FN void norm(const NormCall& c) {
 }  // namespace tessera::device
 
 // instances: T
-extern "C" __global__ void __launch_bounds__(256) NAME_adam(tessera::cuda::UpdateCall c) {
-  using namespace tessera::device;
-  adam<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_sgd(tessera::cuda::UpdateCall c) {
-  using namespace tessera::device;
-  sgd<T, false>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_sgd_momentum(tessera::cuda::UpdateCall c) {
-  using namespace tessera::device;
-  sgd<T, true>(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_row_squares(tessera::cuda::NormCall c) {
-  using namespace tessera::device;
-  row_squares<T>(c);
-}
-extern "C" __global__ void __launch_bounds__(256)
-    NAME_magnitudes(tessera::cuda::UpdateCall c, double* out) {
-  using namespace tessera::device;
-  magnitudes<T>(c, out);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_tree_sums(tessera::cuda::NormCall c) {
-  using namespace tessera::device;
-  tree_sums(c);
-}
-extern "C" __global__ void __launch_bounds__(256) NAME_norm(tessera::cuda::NormCall c) {
-  using namespace tessera::device;
-  norm(c);
-}
+KERNEL(adam, UpdateCall, 256) { adam<T>(c); }
+KERNEL(sgd, UpdateCall, 256) { sgd<T, false>(c); }
+KERNEL(sgd_momentum, UpdateCall, 256) { sgd<T, true>(c); }
+KERNEL(row_squares, NormCall, 256) { row_squares<T>(c); }
+KERNEL(magnitudes, UpdateCall, 256) { magnitudes<T>(c); }
+KERNEL(tree_sums, NormCall, 256) { tree_sums(c); }
+KERNEL(norm, NormCall, 256) { norm(c); }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/backend/cuda/context.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/register.h"
@@ -18,12 +19,10 @@ namespace {
 using In = std::span<const Tensor>;
 using Out = std::span<const Tensor>;
 
-// The narrowest instance that holds both widths; 0 where none does.
-int head_for(const Tensor& q, const Tensor& v) {
-  const int64_t width = std::max(q.size(3), v.size(3));
-  for (int head : kAttentionHeads)
-    if (width <= head) return head;
-  return 0;
+// The instance that holds both widths on this card; none where no instance does.
+std::optional<AttentionShape> shape_for(const Tensor& q, const Tensor& v, const Stream& stream) {
+  return attention_shape(q.dtype(), std::max(q.size(3), v.size(3)),
+                         properties(stream.device.index).shared_bytes_per_block);
 }
 
 void run_decomposed(const Primitive& prim, In in, Out out, const Stream& stream) {
@@ -39,6 +38,10 @@ AttentionOperand operand(const Tensor& t) {
 
 AttentionCall call_for(const Primitive& prim, const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto& a = attributes_of<AttentionAttributes>(prim);
+  constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // positions are counted by tiles
+  TESSERA_CHECK(q.size(2) < kMost && k.size(2) < kMost && q.size(0) * q.size(1) < kMost,
+                "{}: {} queries, {} keys and {} heads are more than 31 bits count", prim.name(),
+                q.size(2), k.size(2), q.size(0) * q.size(1));
   AttentionCall c{};
   c.q = operand(q), c.k = operand(k), c.v = operand(v);
   c.scale = a.scale, c.causal = a.causal;
@@ -47,11 +50,12 @@ AttentionCall call_for(const Primitive& prim, const Tensor& q, const Tensor& k, 
   return c;
 }
 
-void launch_attention(const char* entry, AttentionEntry kind, DType t, int head, int64_t positions,
-                      const Tensor& q, const Stream& stream, const AttentionCall& c) {
+void launch_attention(const char* entry, AttentionEntry kind, DType t, AttentionShape shape,
+                      int64_t positions, const Tensor& q, const Stream& stream,
+                      const AttentionCall& c) {
   if (q.size(0) * q.size(1) == 0 || positions == 0) return;
-  launch(attention_instance(t, head).name, entry,
-         attention_geometry(kind, t, head, q.size(0) * q.size(1), positions), stream, c);
+  launch(attention_instance(t, shape).name, entry,
+         attention_geometry(kind, t, shape, q.size(0) * q.size(1), positions), stream, c);
 }
 
 void plan_forward(const Primitive&, In, std::span<Meta>, Plan& plan) { plan.dense_in = 7; }
@@ -59,18 +63,18 @@ void plan_backward(const Primitive&, In, std::span<Meta>, Plan& plan) { plan.den
 
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[0], &k = in[1], &v = in[2];
-  const int head = head_for(q, v);
-  if (head == 0) return run_decomposed(prim, in, out, stream);
+  const std::optional<AttentionShape> shape = shape_for(q, v, stream);
+  if (!shape) return run_decomposed(prim, in, out, stream);
   AttentionCall c = call_for(prim, q, k, v);
   c.out = operand(out[0]), c.lse = out[1].device_data();
-  launch_attention("forward", AttentionEntry::kForward, q.dtype(), head, q.size(2), q, stream, c);
+  launch_attention("forward", AttentionEntry::kForward, q.dtype(), *shape, q.size(2), q, stream, c);
 }
 
 // Operands g, q, k, v, out, lse; results dq, dk, dv.
 void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[1], &k = in[2], &v = in[3];
-  const int head = head_for(q, v);
-  if (head == 0) return run_decomposed(prim, in, out, stream);
+  const std::optional<AttentionShape> shape = shape_for(q, v, stream);
+  if (!shape) return run_decomposed(prim, in, out, stream);
   const DType compute = q.dtype() == kF64 ? kF64 : kF32;
   const Tensor delta = empty(in[5].shape(), compute, stream.device);
   const Tensor lse =
@@ -81,9 +85,9 @@ void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream
   c.dq = operand(out[0]), c.dk = operand(out[1]), c.dv = operand(out[2]);
   c.delta = delta.device_data();
   const DType t = q.dtype();
-  launch_attention("delta", AttentionEntry::kDelta, t, head, q.size(2), q, stream, c);
-  launch_attention("queries", AttentionEntry::kQueries, t, head, q.size(2), q, stream, c);
-  launch_attention("keys", AttentionEntry::kKeys, t, head, k.size(2), q, stream, c);
+  launch_attention("delta", AttentionEntry::kDelta, t, *shape, q.size(2), q, stream, c);
+  launch_attention("queries", AttentionEntry::kQueries, t, *shape, q.size(2), q, stream, c);
+  launch_attention("keys", AttentionEntry::kKeys, t, *shape, k.size(2), q, stream, c);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "core/backend/cuda/kernels/matmul.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
+#include "core/backend/cuda/ops/reduce.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
@@ -93,9 +94,6 @@ Tensor with_summed_last(const Tensor& t, std::string& word, const std::string& s
 void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace, const Stream& stream) {
   ContractAttributes s = attributes_of<ContractAttributes>(prim);
-  TESSERA_CHECK(s.leaves == 0,
-                "contract: exact contraction has no kernel for {} yet; run it on cpu",
-                to_string(stream.device));
   Tensor a = in[0], b = in[1];
   Nest nest = make_nest(s, a, b, out[0]);
   if (nest.k.size() > 1) {
@@ -113,12 +111,39 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
     extents.push_back(l.extent), in_c.push_back(l.c), in_a.push_back(l.a), in_b.push_back(l.b);
   auto list = [](const auto& v) { return std::span<const int64_t>(v.begin(), v.size()); };
   const DType t = a.dtype();
-  const Instance instance = matmul_instance(t);
-  for (const MatmulLaunch& l : matmul_launches(
-           t, list(extents), m.extent, n.extent, nothing_summed ? 0 : k.extent,
-           {out[0].device_data(), m.c, n.c, list(in_c)}, {a.device_data(), m.a, k.a, list(in_a)},
-           {b.device_data(), k.b, n.b, list(in_b)}, false))
-    launch(instance.name, "matmul", l.geometry, stream, l.call);
+  const int64_t summed = nothing_summed ? 0 : k.extent;
+  const Matrices left{a.device_data(), m.a, k.a, list(in_a)},
+      right{b.device_data(), k.b, n.b, list(in_b)};
+  auto multiply = [&](const Matrices& c, const MatmulSum& sum) {
+    for (const MatmulLaunch& l :
+         matmul_launches(t, list(extents), m.extent, n.extent, summed, c, left, right, sum))
+      launch(l.instance, "matmul", l.geometry, stream, l.call);
+  };
+  const int64_t parts = s.leaves ? 1
+                                 : matmul_parts(t, out[0].numel() / (m.extent * n.extent), m.extent,
+                                                n.extent, summed);
+  if (parts == 1) {
+    const int64_t leaves = s.leaves ? s.leaves_of(summed) : 0;
+    return multiply({out[0].device_data(), m.c, n.c, list(in_c)}, {.leaves = leaves});
+  }
+  // Parts of the sum, dense and in f32 at least, are joined and put where the result has them.
+  Loops loops = nest.batch;
+  for (const Loop& l : {m, n})
+    if (l.extent > 1) loops.push_back(l);
+  Shape shape;
+  Strides strides;
+  for (const Loop& l : loops) shape.push_back(l.extent), strides.push_back(l.c);
+  const Strides dense = contiguous_strides(shape);
+  const int64_t size = out[0].numel();
+  const DType wide = t == kF64 ? kF64 : kF32;
+  const Tensor partial = empty({parts, size}, wide, stream.device);
+  multiply({partial.device_data(), n.extent, 1, {dense.begin(), nest.batch.size()}},
+           {.parts = parts, .part_stride = size, .wide = true});
+  if (strides == dense) return reduce_to("sum", partial, out[0], 1, parts, size, stream);
+  const Tensor sum = empty(shape, wide, stream.device);
+  reduce_to("sum", partial, sum, 1, parts, size, stream);
+  convert(sum, Tensor({shape, strides, t, stream.device}, out[0].storage(), out[0].offset()),
+          stream);
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
 // Convolutions as a gather of what each place of the output reads, and a product of it with the
 // weight; results lie channels-last, where a group's columns are neighbours. The columns of a piece
-// of the output take at most kColumnBytes.
+// of the output take at most kColumnBytes; kernels of one place need none.
 #include <algorithm>
 
 #include "core/backend/cuda/kernels/matmul.h"
 #include "core/backend/cuda/kernels/scan.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
+#include "core/backend/cuda/ops/reduce.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/ops/windows.h"
 #include "core/backend/cuda/runtime.h"
@@ -35,6 +36,7 @@ struct Convolution {
                   int(a.window.dilation[d])};
       rows *= y[d + 2], columns *= w[d + 2];
     }
+    countable(rows, "places of a convolution");
   }
   // The call on columns of rows [first, first + count).
   ConvCall call(int64_t first, int64_t count) const {
@@ -48,7 +50,14 @@ struct Convolution {
   // Rows of a piece.
   int64_t piece(DType t) const {
     const int64_t row_bytes = std::max<int64_t>(1, groups * columns * int64_t(size_of(t)));
+    if (is_product()) return std::max<int64_t>(rows, 1);
     return std::clamp<int64_t>(kColumnBytes / row_bytes, 1, std::max<int64_t>(rows, 1));
+  }
+  // Whether the columns are rows of x as they lie.
+  bool is_product() const {
+    return std::all_of(dims, dims + 3, [](const PoolDim& d) {
+      return d.kernel == 1 && d.stride == 1 && d.padding == 0 && d.in == d.out;
+    });
   }
   bool empty() const { return rows * columns * groups * outputs == 0; }
 
@@ -56,64 +65,93 @@ struct Convolution {
   PoolDim dims[3] = {{1, 1, 1, 1, 0, 1}, {1, 1, 1, 1, 0, 1}, {1, 1, 1, 1, 0, 1}};
 };
 
-Tensor gathered(const Convolution& conv, const Tensor& x, int64_t first, int64_t count,
-                const Stream& stream) {
-  const Tensor columns = empty({conv.groups, count, conv.columns}, x.dtype(), stream.device);
-  ConvCall c = conv.call(first, count);
-  c.in = x.device_data(), c.out = columns.device_data(), c.x = strides_of(x);
-  launch(conv_instance(x.dtype()).name, "gather", cover(c.count, 256), stream, c);
-  return columns;
-}
-
-// One product for each group.
-void multiply(const Convolution& conv, DType t, int64_t m, int64_t n, int64_t k, Matrices c,
-              Matrices a, Matrices b, bool accumulate, const Stream& stream) {
-  const int64_t batch[] = {conv.groups};
-  for (const MatmulLaunch& l : matmul_launches(t, batch, m, n, k, c, a, b, accumulate))
-    launch(matmul_instance(t).name, "matmul", l.geometry, stream, l.call);
-}
+// Columns of some rows as an operand of products, and what holds them.
+struct Columns {
+  Tensor held;
+  const void* data;
+  int64_t row, group;  // strides
+};
 
 const char* at(const Tensor& t, int64_t elements) {
   return static_cast<const char*>(t.device_data()) + elements * int64_t(size_of(t.dtype()));
 }
 
-void plan_conv(const Primitive&, In, std::span<Meta> out, Plan& plan) {
-  plan.dense_in = 2;
+Columns gathered(const Convolution& conv, const Tensor& x, int64_t first, int64_t count,
+                 const Stream& stream) {
+  if (conv.is_product()) {  // the rows of x themselves
+    const int64_t all = conv.groups * conv.inputs;
+    return {x, at(x, first * all), all, conv.inputs};
+  }
+  const Tensor columns = empty({conv.groups, count, conv.columns}, x.dtype(), stream.device);
+  ConvCall c = conv.call(first, count);
+  c.in = x.device_data(), c.out = columns.device_data(), c.x = strides_of(x);
+  const int64_t pack = 16 / int64_t(size_of(x.dtype()));
+  auto fits = [&](int64_t stride) { return stride % pack == 0; };
+  const bool packs = c.x.channel == 1 && fits(conv.inputs) && fits(c.x.image) &&
+                     std::all_of(c.x.dim, c.x.dim + 3, fits) &&
+                     reinterpret_cast<uintptr_t>(c.in) % 16 == 0;
+  launch(conv_instance(x.dtype()).name, packs ? "gather_packs" : "gather",
+         cover(packs ? c.count / pack : c.count, 256), stream, c);
+  return {columns, columns.device_data(), conv.columns, count * conv.columns};
+}
+
+// x as `gathered` reads it, where it need not copy.
+Tensor source_of(const Convolution& conv, const Tensor& x, const Stream& stream) {
+  return conv.is_product() ? channels_last(x, stream) : x;
+}
+
+// One product for each group.
+void multiply(const Convolution& conv, DType t, int64_t m, int64_t n, int64_t k, const Matrices& c,
+              const Matrices& a, const Matrices& b, const Stream& stream,
+              const MatmulSum& sum = {}) {
+  const int64_t batch[] = {conv.groups};
+  for (const MatmulLaunch& l : matmul_launches(t, batch, m, n, k, c, a, b, sum))
+    launch(l.instance, "matmul", l.geometry, stream, l.call);
+}
+
+void plan_conv(const Primitive&, In, std::span<Meta> out, Plan&) {
   out[0].strides = channels_last_strides(out[0].shape);
 }
-void plan_grad_weight(const Primitive&, In, std::span<Meta>, Plan&) {}
 
+// Weights lie as columns do: [outputs, places of the kernel, inputs].
 void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const Tensor &x = in[0], &w = in[1], &y = out[0];
-  const Convolution conv(attributes_of<ConvAttributes>(prim), x.shape(), w.shape(), y.shape());
+  const Tensor w = channels_last(in[1], stream), &y = out[0];
+  const Convolution conv(attributes_of<ConvAttributes>(prim), in[0].shape(), w.shape(), y.shape());
   if (conv.empty()) return fill(y, 0, stream);
+  const Tensor x = source_of(conv, in[0], stream);
   const int64_t all = conv.groups * conv.outputs, piece = conv.piece(x.dtype());
   for (int64_t first = 0; first < conv.rows; first += piece) {
     const int64_t count = std::min(piece, conv.rows - first);
-    const Tensor columns = gathered(conv, x, first, count, stream);
-    const int64_t of_c[] = {conv.outputs}, of_a[] = {count * conv.columns},
+    const Columns columns = gathered(conv, x, first, count, stream);
+    const int64_t of_c[] = {conv.outputs}, of_a[] = {columns.group},
                   of_b[] = {conv.outputs * conv.columns};
     multiply(conv, x.dtype(), count, conv.outputs, conv.columns, {at(y, first * all), all, 1, of_c},
-             {columns.device_data(), conv.columns, 1, of_a},
-             {w.device_data(), 1, conv.columns, of_b}, false, stream);
+             {columns.data, columns.row, 1, of_a}, {w.device_data(), 1, conv.columns, of_b},
+             stream);
   }
 }
 
 void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const Tensor g = channels_last(in[0], stream), &w = in[1], &dx = out[0];
+  const Tensor g = channels_last(in[0], stream), w = channels_last(in[1], stream), &dx = out[0];
   const Convolution conv(attributes_of<ConvAttributes>(prim), dx.shape(), w.shape(), g.shape());
   if (conv.empty()) return fill(dx, 0, stream);
   const int64_t images = dx.size(0), places = conv.rows / images, all = conv.groups * conv.outputs;
+  const int64_t of_g[] = {conv.outputs}, of_w[] = {conv.outputs * conv.columns};
+  const Matrices weights{w.device_data(), conv.columns, 1, of_w};
+  if (conv.is_product()) {  // the rows of dx are the columns
+    const int64_t of_c[] = {conv.inputs};
+    return multiply(conv, g.dtype(), conv.rows, conv.inputs, conv.outputs,
+                    {dx.device_data(), conv.groups * conv.inputs, 1, of_c},
+                    {g.device_data(), all, 1, of_g}, weights, stream);
+  }
   const int64_t piece = std::max<int64_t>(1, conv.piece(g.dtype()) / places);
   for (int64_t first = 0; first < images; first += piece) {
     const int64_t n = std::min(piece, images - first), rows = n * places;
     const Tensor columns = empty({conv.groups, rows, conv.columns}, g.dtype(), stream.device);
-    const int64_t of_c[] = {rows * conv.columns}, of_a[] = {conv.outputs},
-                  of_b[] = {conv.outputs * conv.columns};
+    const int64_t of_c[] = {rows * conv.columns};
     multiply(conv, g.dtype(), rows, conv.columns, conv.outputs,
              {columns.device_data(), conv.columns, 1, of_c},
-             {at(g, first * places * all), all, 1, of_a}, {w.device_data(), conv.columns, 1, of_b},
-             false, stream);
+             {at(g, first * places * all), all, 1, of_g}, weights, stream);
     ConvCall c = conv.call(0, rows);
     c.in = columns.device_data(), c.out = const_cast<char*>(at(dx, first * dx.strides()[0]));
     c.x = strides_of(dx);
@@ -122,31 +160,39 @@ void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stre
   }
 }
 
-// Sums of several pieces are kept wide: a 16-bit sum would be rounded after each.
+// The sum over all rows has few elements and is long: it is cut into parts, which are added in
+// their order, in f32 at least.
 void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const Tensor &x = in[1], &dw = out[0];
-  const Convolution conv(attributes_of<ConvAttributes>(prim), x.shape(), dw.shape(), in[0].shape());
+  const Tensor g = channels_last(in[0], stream), &dw = out[0];
+  const Convolution conv(attributes_of<ConvAttributes>(prim), in[1].shape(), dw.shape(), g.shape());
   if (conv.empty()) return fill(dw, 0, stream);
-  const bool widened = size_of(x.dtype()) < 4 && conv.piece(x.dtype()) < conv.rows;
-  auto wide = [&](const Tensor& t) {
-    if (!widened) return t;
-    const Tensor copy = empty(Meta{t.shape(), t.strides(), kF32, t.device()});
-    convert(t, copy, stream);
-    return copy;
-  };
-  const Tensor source = wide(x), g = channels_last(wide(in[0]), stream),
-               sum = widened ? empty(dw.shape(), kF32, stream.device) : dw;
-  const int64_t all = conv.groups * conv.outputs, piece = conv.piece(source.dtype());
-  for (int64_t first = 0; first < conv.rows; first += piece) {
-    const int64_t count = std::min(piece, conv.rows - first);
-    const Tensor columns = gathered(conv, source, first, count, stream);
+  const Tensor x = source_of(conv, in[1], stream);
+  const DType t = x.dtype(), wide = t == kF64 ? kF64 : kF32;
+  const int64_t all = conv.groups * conv.outputs, size = all * conv.columns, piece = conv.piece(t),
+                pieces = (conv.rows + piece - 1) / piece;
+  const int64_t parts = matmul_parts(t, conv.groups, conv.outputs, conv.columns, piece);
+  const Tensor partial = empty({pieces * parts, size}, wide, stream.device);
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t first = i * piece, count = std::min(piece, conv.rows - first);
+    const Columns columns = gathered(conv, x, first, count, stream);
     const int64_t of_c[] = {conv.outputs * conv.columns}, of_a[] = {conv.outputs},
-                  of_b[] = {count * conv.columns};
-    multiply(conv, source.dtype(), conv.outputs, conv.columns, count,
-             {sum.device_data(), conv.columns, 1, of_c}, {at(g, first * all), 1, all, of_a},
-             {columns.device_data(), conv.columns, 1, of_b}, first > 0, stream);
+                  of_b[] = {columns.group};
+    multiply(conv, t, conv.outputs, conv.columns, count,
+             {at(partial, i * parts * size), conv.columns, 1, of_c},
+             {at(g, first * all), 1, all, of_a}, {columns.data, columns.row, 1, of_b}, stream,
+             {.parts = parts, .part_stride = size, .wide = true});
   }
-  if (widened) convert(sum, dw, stream);
+  // [outputs, places of the kernel, inputs], which dw has in another order.
+  Tensor sum = partial;
+  if (pieces * parts > 1) {
+    const bool as_is = is_channels_last(dw.shape(), dw.strides());
+    sum = as_is ? dw : empty({size}, wide, stream.device);
+    reduce_to("sum", partial, sum, 1, pieces * parts, size, stream);
+    if (as_is) return;
+  }
+  convert(Tensor(Meta{dw.shape(), channels_last_strides(dw.shape()), wide, stream.device},
+                 sum.storage(), sum.offset()),
+          dw, stream);
 }
 
 }  // namespace
@@ -155,7 +201,7 @@ void register_conv(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   table.add(cuda, "conv", {.plan = plan_conv, .run = run_conv});
   table.add(cuda, "conv_grad_input", {.plan = plan_conv, .run = run_grad_input});
-  table.add(cuda, "conv_grad_weight", {.plan = plan_grad_weight, .run = run_grad_weight});
+  table.add(cuda, "conv_grad_weight", {.run = run_grad_weight});
 }
 
 }  // namespace tessera::cuda

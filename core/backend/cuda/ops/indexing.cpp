@@ -31,6 +31,15 @@ bool is_vector(const Tensor& index, int dim) {
   return true;
 }
 
+// The values of an index that is a vector along `dim`, dense.
+Tensor line_of(const Tensor& index, int dim, const Stream& stream) {
+  const Tensor dense = empty({index.size(dim)}, index.dtype(), stream.device);
+  convert(Tensor({dense.shape(), {index.strides()[dim]}, index.dtype(), index.device()},
+                 index.storage(), index.offset()),
+          dense, stream);
+  return dense;
+}
+
 template <uint32_t kDense>
 void plan_index(const Primitive& p, In in, std::span<Meta>, Plan& plan) {
   plan.dense_in = kDense | (is_vector(in[1], dim_of(p)) ? 0u : 2u);
@@ -159,31 +168,52 @@ void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const 
                                 *at, c.extent));
 }
 
-// Sums begin at zero, the others at the first operand; lines of the index are walked in order, in
-// the compute type.
+// Lines that are walked from end to end are worth it where they are many or short.
+constexpr int64_t kManyLines = 8192, kShortLine = 32;
+
+// Sums begin at zero, the others at the first operand. Every place has one owner, which joins its
+// sources in the order of the index: of a sorted vector, of lines that are sorted, or of lines as
+// they are, where places are of the compute type until the last source came.
 template <bool kSum>
 void run_combine(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const int dim = dim_of(prim);
+  const Tensor& index = in[1];
+  const Around a(index.shape(), dim);
+  const bool vector = is_vector(index, dim);
+  const bool as_is = !vector && (a.outer * a.inner >= kManyLines || a.n <= kShortLine);
   const DType t = out[0].dtype(), compute = t == kF64 ? kF64 : is_floating(t) ? kF32 : kI64;
-  const Tensor all = t == compute ? out[0] : empty(out[0].shape(), compute, stream.device);
+  const DType to = as_is ? compute : t;
+  const Tensor all = t == to ? out[0] : empty(out[0].shape(), to, stream.device);
   if constexpr (kSum)
     fill(all, 0, stream);
   else
     convert(in[0], all, stream);
-  const Around a(in[1].shape(), dim);
-  if (in[1].numel() > 0) {
+  if (index.numel() > 0) {
     SegmentCall c{};
     const ReportWord refused(stream);
     c.in = in[2].device_data(), c.out = all.device_data(), c.report = refused.data();
-    c.keys = static_cast<const long*>(in[1].device_data());
     c.rows = c.extent = out[0].size(dim), c.ignored = -1;
     c.inner = make_divisor(uint32_t(a.inner)), c.n = make_divisor(uint32_t(a.n));
-    c.count = countable(a.outer * a.inner, "an index");
-    countable(in[1].numel(), "an index");
+    c.count = countable(index.numel(), "an index");
+    c.keys = static_cast<const long*>(index.device_data());
+    const char* entry = "lines";
+    Sorted lines;
+    if (vector) {
+      entry = "segments";
+      lines = sorted(line_of(index, dim, stream), 1, a.n, 1, false, stream);
+    } else if (as_is) {
+      c.count = unsigned(a.outer * a.inner);
+    } else {
+      entry = "sorted", lines = sorted(index, a.outer, a.n, a.inner, false, stream);
+    }
+    if (lines.keys.defined()) {
+      c.keys = static_cast<const long*>(lines.keys.device_data());
+      c.order = static_cast<const int*>(lines.places.device_data());
+    }
     const std::string_view op = prim.name();  // scatter_sum, ..
-    launch(segments_instance(op.substr(op.find('_') + 1), in[2].dtype(), compute).name, "lines",
+    launch(segments_instance(op.substr(op.find('_') + 1), in[2].dtype(), to).name, entry,
            cover(c.count, 256), stream, c);
-    check(refused, prim, in[1], dim, c.extent);
+    check(refused, prim, index, dim, c.extent);
   }
   if (!all.is_same(out[0])) convert(all, out[0], stream);
 }
@@ -203,9 +233,9 @@ void register_indexing(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   table.add(cuda, "gather", {.plan = plan_index<1>, .run = run_gather});
   table.add(cuda, "scatter", {.plan = plan_index<4>, .run = run_scatter});
-  table.add(cuda, "scatter_sum", {.plan = plan_dense<6>, .run = run_combine<true>});
+  table.add(cuda, "scatter_sum", {.plan = plan_index<4>, .run = run_combine<true>});
   for (const char* op : {"scatter_prod", "scatter_amax", "scatter_amin"})
-    table.add(cuda, op, {.plan = plan_dense<6>, .run = run_combine<false>});
+    table.add(cuda, op, {.plan = plan_index<4>, .run = run_combine<false>});
   table.add(cuda, "wrap_index", {.plan = plan_dense<1>, .run = run_wrap_index});
   table.add(cuda, "embedding", {.plan = plan_dense<3>, .run = run_embedding});
   table.add(cuda, "embedding_grad", {.plan = plan_dense<3>, .run = run_embedding_grad});

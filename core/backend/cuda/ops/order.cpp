@@ -29,13 +29,15 @@ void check_lines(const Primitive& p, const Tensor& x) {
                 p.name(), describe(x));
 }
 
-void scan(const Primitive& p, const Tensor& x, const Tensor& out, void* positions, int dim,
-          bool reverse, const Stream& stream) {
+// `other` and `positions` may be null.
+void scan(const Primitive& p, const Tensor& x, const void* other, const Tensor& out,
+          void* positions, int dim, bool reverse, const Stream& stream) {
   if (x.numel() == 0) return;
   check_lines(p, x);
   const Around a(x.shape(), dim);
   ScanCall c{};
-  c.in = x.device_data(), c.out = out.device_data(), c.positions = static_cast<long*>(positions);
+  c.in = x.device_data(), c.other = other;
+  c.out = out.device_data(), c.positions = static_cast<long*>(positions);
   c.outer = unsigned(a.outer), c.n = unsigned(a.n), c.inner = unsigned(a.inner),
   c.reverse = reverse;
   const ScanLaunch l = scan_launch(a.outer * a.inner, a.n);
@@ -44,13 +46,15 @@ void scan(const Primitive& p, const Tensor& x, const Tensor& out, void* position
 
 void run_scan(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
   const auto& a = attributes_of<ScanAttributes>(p);
-  scan(p, in[0], out[0], nullptr, a.dim, a.reverse, stream);
+  scan(p, in[0], in.size() > 1 ? in[1].device_data() : nullptr, out[0], nullptr, a.dim, a.reverse,
+       stream);
 }
 void run_plain_scan(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
-  scan(p, in[0], out[0], nullptr, attributes_of<DimAttributes>(p).dim, false, stream);
+  scan(p, in[0], nullptr, out[0], nullptr, attributes_of<DimAttributes>(p).dim, false, stream);
 }
 void run_extreme_scan(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
-  scan(p, in[0], out[0], out[1].device_data(), attributes_of<DimAttributes>(p).dim, false, stream);
+  scan(p, in[0], nullptr, out[0], out[1].device_data(), attributes_of<DimAttributes>(p).dim, false,
+       stream);
 }
 
 void run_sort(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
@@ -109,6 +113,7 @@ Sorted sorted(const Tensor& x, int64_t outer, int64_t n, int64_t inner, bool des
 void register_order(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   table.add(cuda, "cumsum", {.plan = plan_dense<1>, .run = run_scan});
+  table.add(cuda, "linear_scan", {.plan = plan_dense<3>, .run = run_scan});
   for (const char* op : {"cumprod", "logcumsumexp"})
     table.add(cuda, op, {.plan = plan_dense<1>, .run = run_plain_scan});
   for (const char* op : {"cummax", "cummin"})

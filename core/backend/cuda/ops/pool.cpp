@@ -4,7 +4,7 @@
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/ops/windows.h"
 #include "core/backend/cuda/runtime.h"
-#include "core/ops/pool_attributes.h"
+#include "core/ops/quantized_attributes.h"
 #include "core/primitive/primitive_of.h"
 
 namespace tessera::cuda {
@@ -14,10 +14,11 @@ using In = std::span<const Tensor>;
 using Out = std::span<const Tensor>;
 
 // x and y are the large and the small images; `out` is the one that is written.
-void run_pool(const char* entry, const Primitive& prim, const Tensor& in, const Tensor& out,
-              const Tensor& x, const Tensor& y, void* places, const Stream& stream) {
+void run_pool(const char* entry, const PoolAttributes::Windows& w, const Tensor& in,
+              const Tensor& out, const Tensor& x, const Tensor& y, void* places,
+              const Stream& stream) {
   if (out.numel() == 0) return;
-  const PoolAttributes::Windows& w = attributes_of<PoolAttributes>(prim).windows;
+  countable(x.numel() / (x.size(0) * x.size(1)), "places of an image");
   PoolCall c{};
   for (PoolDim& d : c.dim) d = {1, 1, 1, 1, 0, 1};
   for (int d = 0; d < w.spatial(); ++d) {
@@ -37,17 +38,25 @@ void run_pool(const char* entry, const Primitive& prim, const Tensor& in, const 
   launch(pool_instance(in.dtype()).name, entry, cover(c.count, 256), stream, c);
 }
 
+const PoolAttributes::Windows& windows(const Primitive& p) {
+  return attributes_of<PoolAttributes>(p).windows;
+}
 void run_max_pool(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
-  run_pool("max_pool", p, in[0], out[0], in[0], out[0], out[1].device_data(), stream);
+  run_pool("max_pool", windows(p), in[0], out[0], in[0], out[0], out[1].device_data(), stream);
 }
 void run_avg_pool(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
-  run_pool("avg_pool", p, in[0], out[0], in[0], out[0], nullptr, stream);
+  run_pool("avg_pool", windows(p), in[0], out[0], in[0], out[0], nullptr, stream);
 }
 void run_max_pool_grad(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
-  run_pool("max_pool_grad", p, in[0], out[0], out[0], in[0], in[1].device_data(), stream);
+  run_pool("max_pool_grad", windows(p), in[0], out[0], out[0], in[0], in[1].device_data(), stream);
 }
 void run_avg_pool_grad(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
-  run_pool("avg_pool_grad", p, in[0], out[0], out[0], in[0], nullptr, stream);
+  run_pool("avg_pool_grad", windows(p), in[0], out[0], out[0], in[0], nullptr, stream);
+}
+
+void run_quantized_max_pool(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
+  run_pool("max_pool", attributes_of<QuantizedPoolAttributes>(p).windows, in[0], out[0], in[0],
+           out[0], nullptr, stream);
 }
 
 // Places have the strides of the values.
@@ -60,6 +69,7 @@ void plan_dense(const Primitive&, In in, std::span<Meta>, Plan& plan) {
 void register_pool(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   table.add(cuda, "max_pool", {.plan = plan_dense, .run = run_max_pool});
+  table.add(cuda, "quantized_max_pool", {.run = run_quantized_max_pool});
   table.add(cuda, "avg_pool", {.plan = plan_dense, .run = run_avg_pool});
   table.add(cuda, "max_pool_grad", {.plan = plan_dense, .run = run_max_pool_grad});
   table.add(cuda, "avg_pool_grad", {.plan = plan_dense, .run = run_avg_pool_grad});

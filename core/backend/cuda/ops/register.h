@@ -17,5 +17,7 @@ void register_update(KernelTable& table);
 void register_attention(KernelTable& table);
 void register_conv(KernelTable& table);
 void register_pool(KernelTable& table);
+void register_batch_norm(KernelTable& table);
+void register_sparse(KernelTable& table);
 
 }  // namespace tessera::cuda

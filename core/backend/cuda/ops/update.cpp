@@ -163,11 +163,10 @@ void run_max_magnitude(const Primitive& prim, In in, Out out, Workspace, const S
   c.lists = static_cast<void* const*>(tables.lists.device_data());
   c.tensors = int(in.size());
   double* of_pieces = static_cast<double*>(largest.device_data());
-  if (tables.count > 0) {
-    void* parameters[] = {&c, &of_pieces, nullptr};
-    find_kernel(update_instance(t).name, "magnitudes")
-        .launch({{tables.count, 1, 1}, {256, 1, 1}, 0}, stream, parameters);
-  }
+  c.out = of_pieces;
+  if (tables.count > 0)
+    launch(update_instance(t).name, "magnitudes", {{tables.count, 1, 1}, {256, 1, 1}, 0}, stream,
+           c);
   NormCall norm{};
   norm.values = of_pieces, norm.out = static_cast<double*>(out[0].device_data());
   norm.n = int(tables.count), norm.rows = 1;  // the largest, not the root of the sum

@@ -15,9 +15,9 @@ inline PoolStrides strides_of(const Tensor& t) {
 
 /// `t`, or a copy whose channels are neighbours.
 inline Tensor channels_last(const Tensor& t, const Stream& stream) {
-  const Strides strides = channels_last_strides(t.shape());
-  if (t.strides() == strides) return t;
-  const Tensor copy = empty(Meta{t.shape(), strides, t.dtype(), t.device()});
+  if (is_channels_last(t.shape(), t.strides())) return t;
+  const Tensor copy =
+      empty(Meta{t.shape(), channels_last_strides(t.shape()), t.dtype(), t.device()});
   convert(t, copy, stream);
   return copy;
 }
