@@ -138,7 +138,7 @@ class WorkCopy:
     def find_tests(self):
         """Name -> (command, environment, folder) of what ctest would run."""
         done = subprocess.run(
-            ["ctest", "--test-dir", str(self.build), "--show-only=json-v1"], capture_output=True, text=True, check=True
+            ["ctest", "--test-dir", str(self.build), "-C", "Mutation", "--show-only=json-v1"], capture_output=True, text=True, check=True
         )
         for test in json.loads(done.stdout)["tests"]:
             if "command" not in test:
