@@ -149,6 +149,19 @@ EVENT_LISTS = re.compile(r"std::exchange\(\w+\.pending, Pending\(\)\)|(?<=  )[\w
 DEVICE_FOLDERS = ("core/tensor/", "core/dispatch/", "core/backend/cuda/", "collectives/device_group.cpp")
 
 
+# Once in a unit, which may have several of the files.
+SWITCH = """#ifndef TESSERA_CHANGED
+#define TESSERA_CHANGED
+#include <cstdlib>
+#include <string_view>
+static inline bool tessera_changed(std::string_view name) {
+  static const char* const chosen = std::getenv("TESSERA_CHANGE");
+  return chosen && name == chosen;
+}
+#endif
+"""
+
+
 def expression_begin(code, at):
     """Where the expression begins of which the name at `at` is the last part: objects, calls and scopes before it."""
     while True:
@@ -166,8 +179,8 @@ def expression_begin(code, at):
             at -= 1
 
 
-def propose_waits(path, text, origin):
-    """A change for each: a call of a statement is not made, a value is an event that there is none of."""
+def wait_places(path, text):
+    """(begin, end, what stands there instead) of each: a call of a statement is not made, an event is none, a list is empty."""
     code, out = blank(text), []
     for match in DEVICE_WAITS.finditer(code):
         begin, end = expression_begin(code, match.start()), closing(code, match.end() - 1) + 1
@@ -181,13 +194,26 @@ def propose_waits(path, text, origin):
         if match[1] == "record" and re.search(r"(\breturn|[=(,:?])$", before):
             out.append((begin, end, "Ref<Event>()"))
         elif re.search(r"(\belse|[;{}),:?])$", before):  # else it is a declaration
-            out.append((begin, end, f"(void)[&] {{ {expression}; }}"))
+            out.append((begin, end, "(void)0"))
     for match in EVENT_LISTS.finditer(code):
         out.append((*match.span(), "Pending()" if match[0].startswith("std::exchange") else "(void)0"))
-    edits = [unique_edit(path, text, *place) for place in sorted(out)]
+    return sorted(out)
+
+
+def propose_waits(path, text, origin):
+    """A change for each place of `wait_places`."""
+    edits = [unique_edit(path, text, *place) for place in wait_places(path, text)]
     return [
         Change(name=f"{path}:device-wait-{n}", edits=[edit], operator=DEVICE_WAIT, origin=origin) for n, edit in enumerate(edits, 1)
     ]
+
+
+def with_switches(path, text):
+    """The text with all changes of propose_waits in it, of which TESSERA_CHANGE=NAME in the environment chooses one."""
+    for number, (begin, end, new) in reversed(list(enumerate(wait_places(path, text), 1))):
+        old = f"(void)({text[begin:end]})" if new == "(void)0" else text[begin:end]
+        text = f'{text[:begin]}(::tessera_changed("{path}:device-wait-{number}") ? {new} : {old}){text[end:]}'
+    return SWITCH + text
 
 
 def drawn(changes, seed):
