@@ -1,4 +1,5 @@
 """Small changes of a C++ file, found in its text: turned comparisons and signs, bounds off by one, dropped calls and waits.
+`propose_waits` finds each wait of a stream or for a device, and each event that it would wait for, wherever in a statement it stands.
 
 How: comments, strings, preprocessor lines and the texts of errors and logs are blanked out; what is left is searched with
 patterns that rely on the layout of clang-format (binary operators stand between spaces, brackets of templates do not).
@@ -39,6 +40,7 @@ SWAPS = [
     ("extreme", r"\bstd::min\b", "std::max"), ("extreme", r"\bstd::max\b", "std::min"),
 ]  # fmt: skip
 CONDITION = re.compile(r"\b(if|while) \((?!const auto|auto |int64_t |[\w:<>]+[&*]? [a-z_]\w* =)")
+DEVICE_WAIT = "device wait"  # the operator of propose_waits
 # How often each is drawn, beside the others: literals are many and say little.
 WEIGHTS = {"constant": 0.4, "wait": 3.0, "call": 1.0, "condition": 0.7, "logic": 1.0, "bound": 1.0, "sign": 1.0}
 
@@ -134,6 +136,84 @@ def propose(path, text, origin, lines=None):
         name = f"{path}:{operator}-{seen[operator]}"
         out.append(Change(name=name, edits=[edit], operator=operator, origin=origin))
     return out
+
+
+# What orders the work of devices: waits of streams and of the host, events, and the lists that carry these.
+DEVICE_WAITS = re.compile(
+    r"\b(wait_on|wait_ready|wait_writable|wait_for_users|wait_for|stream_wait_event|event_record|record|used_on|note_use|add_reader"
+    r"|set_ready|wait|synchronize|stream_synchronize|event_synchronize|push_back|append)\("
+)
+CARRIES_EVENTS = re.compile(r"pending|users|\bto\.")  # the lists that push_back and append add to
+EVENT_LISTS = re.compile(r"std::exchange\(\w+\.pending, Pending\(\)\)|(?<=  )[\w.\[\]]*\.pending = [\w.]+(?=;)")
+# Where these stand. Headers are left out: what they call stands in a .cpp file, and they rebuild everything.
+DEVICE_FOLDERS = ("core/tensor/", "core/dispatch/", "core/backend/cuda/", "collectives/device_group.cpp")
+
+
+# Once in a unit, which may have several of the files.
+SWITCH = """#ifndef TESSERA_CHANGED
+#define TESSERA_CHANGED
+#include <cstdlib>
+#include <string_view>
+static inline bool tessera_changed(std::string_view name) {
+  static const char* const chosen = std::getenv("TESSERA_CHANGE");
+  return chosen && name == chosen;
+}
+#endif
+"""
+
+
+def expression_begin(code, at):
+    """Where the expression begins of which the name at `at` is the last part: objects, calls and scopes before it."""
+    while True:
+        link = next((link for link in ("->", "::", ".") if code.endswith(link, 0, at)), None)
+        if not link:
+            return at
+        at -= len(link)
+        while at > 0 and code[at - 1] in ")]>":
+            close, depth = at - 1, 0
+            for at in range(close, -1, -1):
+                depth += (code[at] in ")]>") - (code[at] in "([<")
+                if depth == 0:
+                    break
+        while at > 0 and (code[at - 1].isalnum() or code[at - 1] == "_"):
+            at -= 1
+
+
+def wait_places(path, text):
+    """(begin, end, what stands there instead) of each: a call of a statement is not made, an event is none, a list is empty."""
+    code, out = blank(text), []
+    for match in DEVICE_WAITS.finditer(code):
+        begin, end = expression_begin(code, match.start()), closing(code, match.end() - 1) + 1
+        before, expression = code[:begin].rstrip(), text[begin:end]
+        on_host = match[1] in ("wait", "synchronize", "stream_synchronize", "event_synchronize")
+        if match[1] in ("push_back", "append") and not CARRIES_EVENTS.search(expression):
+            continue
+        # Of the host where no stream is named: tests of the CPU are there for it.
+        if expression.endswith(("wait_ready()", "wait_writable()", "set_ready(nullptr)")) or on_host and "/cuda/" not in path:
+            continue
+        if match[1] == "record" and re.search(r"(\breturn|[=(,:?])$", before):
+            out.append((begin, end, "Ref<Event>()"))
+        elif re.search(r"(\belse|[;{}),:?])$", before):  # else it is a declaration
+            out.append((begin, end, "(void)0"))
+    for match in EVENT_LISTS.finditer(code):
+        out.append((*match.span(), "Pending()" if match[0].startswith("std::exchange") else "(void)0"))
+    return sorted(out)
+
+
+def propose_waits(path, text, origin):
+    """A change for each place of `wait_places`."""
+    edits = [unique_edit(path, text, *place) for place in wait_places(path, text)]
+    return [
+        Change(name=f"{path}:device-wait-{n}", edits=[edit], operator=DEVICE_WAIT, origin=origin) for n, edit in enumerate(edits, 1)
+    ]
+
+
+def with_switches(path, text):
+    """The text with all changes of propose_waits in it, of which TESSERA_CHANGE=NAME in the environment chooses one."""
+    for number, (begin, end, new) in reversed(list(enumerate(wait_places(path, text), 1))):
+        old = f"(void)({text[begin:end]})" if new == "(void)0" else text[begin:end]
+        text = f'{text[:begin]}(::tessera_changed("{path}:device-wait-{number}") ? {new} : {old}){text[end:]}'
+    return SWITCH + text
 
 
 def drawn(changes, seed):

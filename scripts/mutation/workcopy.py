@@ -50,6 +50,7 @@ class WorkCopy:
         self.entries, self.seconds = {}, {}  # seconds: of the tests whose baseline was looked at by this run
         self.passed, self.objects = {}, {}  # test -> [state of its objects, seconds]; object -> [time, digest]
         self.process, self.stopped = None, False
+        self.chosen = ""  # of the changes that are built in, the one whose tests run
         self.environment = dict(os.environ)
 
     # -- the copy
@@ -138,7 +139,7 @@ class WorkCopy:
     def find_tests(self):
         """Name -> (command, environment, folder) of what ctest would run."""
         done = subprocess.run(
-            ["ctest", "--test-dir", str(self.build), "--show-only=json-v1"], capture_output=True, text=True, check=True
+            ["ctest", "--test-dir", str(self.build), "-C", "Mutation", "--show-only=json-v1"], capture_output=True, text=True, check=True
         )
         for test in json.loads(done.stdout)["tests"]:
             if "command" not in test:
@@ -156,7 +157,7 @@ class WorkCopy:
         command, environment, folder = self.entries[name]
         flags = ["--gtest_fail_fast", "--gtest_brief=1", "--gtest_shuffle=0"]
         flags += [f"--gtest_filter={filters}"] if filters else []
-        environment = {"OMP_NUM_THREADS": "2", **environment}  # loops are shared among threads all the same
+        environment = {"OMP_NUM_THREADS": "2", **environment, "TESSERA_CHANGE": self.chosen}  # loops are shared among threads all the same
         return self.run([*self.pinned, *command, *flags], timeout, environment, folder)
 
     def baseline(self, step):
@@ -229,6 +230,20 @@ class WorkCopy:
             return (SURVIVED, "") if counted else (SAME, "")
         finally:
             self.write(originals)
+
+    def verdict_by_switch(self, change, steps, texts):
+        """As verdict, of one of the changes that `texts` (file -> text) have all in them: they are built once for all of these."""
+        self.write(texts)
+        for step in steps:
+            self.baseline(step)
+            self.chosen = change.name
+            try:
+                found = self.failure(step)
+            finally:
+                self.chosen = ""
+            if found:
+                return KILLED, found
+        return SURVIVED, ""
 
     def write(self, texts):
         for path, text in texts.items():

@@ -204,6 +204,21 @@ TEST_F(CudaMemory, ReleasedMemoryWasWaitedFor) {
   }
 }
 
+// The chunk lies under blocks of two streams, so it stays mapped until the end.
+TEST_F(CudaMemory, TheEndOfAnAllocatorWaitsForItsUsers) {
+  for (int round = 0; round < 5; ++round) {
+    {
+      CachingAllocator a(0, 4 * kMiB);
+      void* all = allocate_elsewhere(a, 4 * kMiB);
+      a.deallocate(all, 4 * kMiB);
+      void* part = a.allocate(kMiB);
+      for (uint32_t i = 0; i < 4; ++i) fill(part, i, 1, kMiB, stream_);
+      a.deallocate(part, kMiB);
+    }
+    synchronize(stream_);
+  }
+}
+
 TEST_F(CudaMemory, StreamsKeepToTheirOwnBlocksWhileThereIsMemory) {
   CachingAllocator a(0, 128 * kMiB);
   void* p = allocate_elsewhere(a, 2 * kMiB);

@@ -197,6 +197,34 @@ class Project(unittest.TestCase):
         self.assertEqual(len(listed), 2, listed)
         self.assertTrue(all("a + 4" in line for line in listed), listed)
 
+    def test_waits_are_a_kind_with_rows_of_their_own(self):
+        folder = self.root / "core/tensor"
+        folder.mkdir()
+        (folder / "wait.h").write_text("void on(int);\n")
+        (folder / "wait.cpp").write_text('#include "wait.h"\nvoid wait_on(int);\nvoid on(int e) {\n  if (e) wait_on(e);\n}\n')
+        subprocess.run(["git", "add", "."], cwd=self.root, check=True)
+        rows = self.root / "scripts/mutation/tests.txt"
+        rows.write_text(FILES["scripts/mutation/tests.txt"] + "wait core/tensor waits(A*)\nwaits= test_toy\n")
+        listed = self.mutate("--kind", "wait", "--list")
+        self.assertEqual(
+            listed,
+            "core/tensor/wait.cpp:device-wait-1: if (e) wait_on(e); -> if (e) (void)0;\n",
+        )
+        done = subprocess.run(self.command("--kind", "wait"), capture_output=True, text=True)
+        self.assertIn("ctest knows no waits", done.stderr)  # test_toy was built for it
+        # One build has all changes: the program below fails where one is chosen by its name.
+        (self.root / "tests/toy_test.cpp").write_text(
+            "#include <cstdio>\nvoid on(int);\nint waited = 0;\nvoid wait_on(int) { ++waited; }\n"
+            'int main() {\n  on(1);\n  if (!waited) std::puts("[  FAILED  ] Toy.Waits");\n  return !waited;\n}\n'
+        )
+        cmake = self.root / "CMakeLists.txt"
+        cmake.write_text(
+            cmake.read_text().replace("core/toy.cpp", "core/tensor/wait.cpp") + "add_test(NAME waits CONFIGURATIONS Mutation COMMAND test_toy)\n"
+        )
+        self.assertIn("1 of 1 killed", self.mutate("--kind", "wait"))
+        self.assertEqual(self.verdicts()["core/tensor/wait.cpp:device-wait-1"], ("killed", "waits(A*): Toy.Waits"))
+        self.assertEqual(len(self.mutate("--report").splitlines()), 2)
+
     def test_draws_are_the_same_for_a_seed(self):
         draw = ["--draw", "4", "--folders", "core", "--per-folder", "2", "--list"]
         self.assertEqual(self.mutate(*draw), self.mutate(*draw))
@@ -231,6 +259,36 @@ class Operators(unittest.TestCase):
         self.assertEqual(self.changed(text), {})
         found = self.changed('TESSERA_CHECK(a < b, "f: {}", a - 1);\n')
         self.assertEqual(list(found), ["bound"])
+
+    def test_waits_for_devices(self):
+        text = """void S::wait_on(const Stream& s) {
+  for (auto& e : users) e->wait_on(s);
+  make_ref<E>(f(a.b))->wait_on(s);
+  a.wait_ready(s), b.wait_writable(s);
+  Ref<Event> e = home ? nullptr : runtime_of(d).record(s);
+  cpu ? t->wait_ready() : t->wait_ready(s);
+  block.pending.append(p.begin(), p.end());
+  rest.pending = block.pending;
+  return {at, std::exchange(block.pending, Pending())};
+}
+Ref<Event> record(const Stream& s) override;
+names.push_back(n);
+"""
+        found = [c.edits[0] for c in operators.propose_waits("core/tensor/a.cpp", text, "")]
+        self.assertEqual(
+            [changes.shortened(e.new, e.old) for e in found],
+            [
+                "for (auto& e : users) (void)0;",
+                "(void)0;",
+                "(void)0, b.wait_writable(s);",
+                "a.wait_ready(s), (void)0;",
+                "Ref<Event> e = home ? nullptr : Ref<Event>();",
+                "cpu ? t->wait_ready() : (void)0;",
+                "(void)0;",
+                "(void)0;",
+                "return {at, Pending()};",
+            ],
+        )
 
     def test_a_change_finds_its_place_among_equal_lines(self):
         text = "f(a < b);\nx;\nf(a < b);\ny;\n"

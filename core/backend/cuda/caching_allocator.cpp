@@ -74,6 +74,7 @@ void* CachingAllocator::allocate(size_t bytes) {
   const Taken taken = bytes <= kSmallBytes ? take_small(bytes, handle_of(stream), lock)
                                            : take_large(bytes, handle_of(stream), lock);
   ledger_.add(MemoryLabel::current(), bytes);
+  driver().parts.allocated(taken.at, bytes, "made by the caching allocator");
   lock.unlock();  // the default wait_on of an event blocks
   if (taken.last_home != handle_of(stream))
     make_ref<StreamEvent>(stream_of(taken.last_home))->wait_on(stream);
@@ -261,6 +262,7 @@ void CachingAllocator::deallocate_after(void* p, size_t bytes,
                  "cuda: {} bytes at {:#x} are freed, {} at {:#x} were allocated", bytes, at,
                  block.requested, block.at);
   ledger_.remove(block.label, bytes);
+  driver().parts.freed(at, bytes);
   block.pending.append(pending.begin(), pending.end());
   put_free(block);
 }
@@ -273,6 +275,7 @@ void CachingAllocator::free_small(Slab& slab, DevicePtr at, size_t bytes,
       piece.label && piece.requested == bytes && at == slab.block->at + index * slab.bytes,
       "cuda: {} bytes at {:#x} are freed twice, or with another size", bytes, at);
   ledger_.remove(piece.label, bytes);
+  driver().parts.freed(at, bytes);
   piece.label = nullptr;
   piece.pending.append(pending.begin(), pending.end());
   --slab.used;

@@ -118,6 +118,16 @@ const char* fill(F& function, void* library) {
   return address ? nullptr : function.symbol();
 }
 
+MemoryParts parts_of(void* library) {
+  MemoryParts parts;
+  void* allocated = dlsym(library, "vgpu_memory_allocated");
+  void* freed = dlsym(library, "vgpu_memory_freed");
+  if (!allocated || !freed) return parts;
+  parts.allocated_address = reinterpret_cast<decltype(parts.allocated_address)>(allocated);
+  parts.freed_address = reinterpret_cast<decltype(parts.freed_address)>(freed);
+  return parts;
+}
+
 template <class Table>
 struct Loaded {
   std::optional<Table> table;
@@ -173,6 +183,7 @@ Loaded<DriverFunctions> load_driver() {
                         f.path, version_text(f.version),
                         missing ? fmt::format(" and has no {}", missing) : "",
                         version_text(kOldestDriver))};
+  f.parts = parts_of(opened.library);
   if (const Result r = f.init.result(0); r != Result::kSuccess) return {{}, why_not_started(f, r)};
   int count = 0;
   if (const Result r = f.device_count.result(&count); r != Result::kSuccess || count == 0)

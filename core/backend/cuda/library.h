@@ -43,11 +43,31 @@ struct FunctionOf<R, void(A...)> {
 };
 }  // namespace detail
 
+/// What a virtual driver (tests/vgpu) has beside the vendor's functions: allocators tell it of the
+/// parts that they cut blocks into, so that it knows bounds and lives of tensors. A real driver has
+/// none, and these do nothing.
+struct MemoryParts {
+  Result (*allocated_address)(DevicePtr at, size_t bytes, const char* story) = nullptr;
+  Result (*freed_address)(DevicePtr at) = nullptr;
+
+  /// The `bytes` at `at` have a new owner; `story` says whose they are.
+  void allocated(DevicePtr at, size_t bytes, const char* story) const {
+    if (allocated_address && bytes) [[unlikely]]
+      allocated_address(at, bytes, story);
+  }
+  /// Nothing that is submitted from now on uses the part that begins at `at`.
+  void freed(DevicePtr at, size_t bytes) const {
+    if (freed_address && bytes) [[unlikely]]
+      freed_address(at);
+  }
+};
+
 struct DriverFunctions {
 #define FUNCTION(member, symbol, parameters) \
   detail::FunctionOf<Result, void parameters>::Type member{#symbol};
 #include "core/backend/cuda/driver_functions.def"
 #undef FUNCTION
+  MemoryParts parts;
   std::string path;       // of the library
   int version = 0;        // of CUDA, as the driver counts: 13000
   bool emulated = false;  // the virtual GPU's (tests/vgpu)

@@ -114,6 +114,7 @@ template <class F>
 Result in_driver(const char* call, F&& body) {
   if (const Result r = may_call(call); r != Result::kSuccess) return r;
   std::lock_guard lock(gpu().mutex);
+  ++gpu().calls[call];
   return body();
 }
 template <class F>

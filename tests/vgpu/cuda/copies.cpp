@@ -45,6 +45,11 @@ Result check_host(const char* call, const StreamObject& s, const HostSide& side)
                   "pageable memory in a captured copy: pin it");
   return Result::kSuccess;
 }
+// The call returns when the copy has ended.
+void wait_for_pageable(const OpRef& op) {
+  ++gpu().calls["wait for a copy to pageable memory"];
+  gpu().wait_for(op);
+}
 // The op that runs has a pinned buffer for itself.
 template <class F>
 void with_open(const void* pinned, F&& body) {
@@ -128,7 +133,7 @@ Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, size_t bytes, StreamHandle
             with_open(to, [&] { std::memcpy(to, address(from), bytes); });
         },
         buffers);
-    if (!host.pinned) gpu().wait_for(op);
+    if (!host.pinned) wait_for_pageable(op);
     return device_error(s.device);
   });
 }
@@ -214,7 +219,7 @@ Result cuMemcpy2DAsync_v2(const Memcpy2D* c, StreamHandle stream) {
           (void)staged;
         },
         buffers);
-    if (wait) gpu().wait_for(op);
+    if (wait) wait_for_pageable(op);
     return device_error(s.device);
   });
 }

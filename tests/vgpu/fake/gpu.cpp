@@ -47,6 +47,7 @@ Settings settings_of_environment() {
       s.order = Settings::kRandom;
     }
   }
+  if (const char* v = environment("VGPU_COUNTERS")) s.counters = v;
   if (const char* v = environment("VGPU_FAIL")) {
     const std::string text = v;
     const size_t first = text.find(':'), second = text.find(':', first + 1);
@@ -58,6 +59,23 @@ Settings settings_of_environment() {
       s.fail_error = static_cast<int>(number("VGPU_FAIL", text.substr(second + 1).c_str()));
   }
   return s;
+}
+
+// A line for each name: "call NAME COUNT", "op NAME RUNS BYTES_READ BYTES_WRITTEN", split by tabs.
+void write_counters() {
+  std::lock_guard lock(gpu().mutex);
+  std::FILE* file = std::fopen(gpu().settings.counters.c_str(), "w");
+  if (!file) return std::perror("vgpu: VGPU_COUNTERS");
+  std::map<std::string, uint64_t> calls;
+  for (const auto& [name, count] : gpu().calls) calls[name] += count;
+  for (const auto& [name, count] : calls)
+    std::fprintf(file, "call\t%s\t%llu\n", name.c_str(), static_cast<unsigned long long>(count));
+  for (const auto& [name, c] : gpu().counters)
+    std::fprintf(file, "op\t%s\t%llu\t%llu\t%llu\n", name.c_str(),
+                 static_cast<unsigned long long>(c.runs),
+                 static_cast<unsigned long long>(c.bytes_read),
+                 static_cast<unsigned long long>(c.bytes_written));
+  std::fclose(file);
 }
 
 thread_local bool host_function = false, executes = false;
@@ -76,6 +94,7 @@ Gpu::Gpu() : settings(settings_of_environment()), random_(settings.seed) {
   devices.resize(static_cast<size_t>(settings.devices));
   requested_left_ = settings.fail_nth;
   install_fault_handler();
+  if (!settings.counters.empty()) std::atexit(write_counters);
   std::thread([this] { progress(); }).detach();
 }
 
@@ -94,6 +113,12 @@ uint32_t Gpu::new_lane(int device) {
 void Gpu::give_back_lane(uint32_t lane) {
   const auto pending = [&](const OpRef& op) { return op->lane == lane; };
   if (std::ranges::none_of(pending_, pending)) idle_lanes_[lanes_[lane].device].push_back(lane);
+}
+
+uint64_t Gpu::count_of(std::string_view call) const {
+  uint64_t sum = 0;
+  for (const auto& [name, count] : calls) sum += name == call ? count : 0;
+  return sum;
 }
 
 void Gpu::fail(int device, Result result, const std::string& text) {
@@ -184,12 +209,13 @@ void Gpu::execute(const OpRef& op) {
   } catch (const OpError& e) {
     fail(op->device, e.result, e.what());
   }
-  Counters& c = counters[op->name];
-  ++c.runs;
-  if (shadow) {
-    c.bytes_read += shadow->bytes_read, c.bytes_written += shadow->bytes_written;
-    shadow->end();
-  }
+  const auto count = [&](Counters& c) {
+    ++c.runs;
+    if (shadow) c.bytes_read += shadow->bytes_read, c.bytes_written += shadow->bytes_written;
+  };
+  count(counters[op->name]);
+  if (op->kind == OpKind::kKernel) count(kernels);
+  if (shadow) shadow->end();
   memory.close();
   running_ = nullptr, executes = false;
 }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -33,6 +34,7 @@ struct Settings {
   bool checked = false;  // VGPU_CHECK=1
   bool trace = false;    // VGPU_TRACE=1: each op that runs, on stderr
   int progress_ms = 20;  // VGPU_PROGRESS_MS: idle time after which ops run by themselves
+  std::string counters;  // VGPU_COUNTERS=FILE: what was called and what ran, written at exit
   std::string fail_op;   // VGPU_FAIL=NAME[:NTH[:ERROR]]: this kernel or copy fails
   int fail_nth = 1, fail_error = 700;
 };
@@ -65,6 +67,8 @@ class Gpu {
   std::unique_ptr<Shadow> shadow;  // of checked runs
   std::vector<Device> devices;
   std::map<std::string, Counters> counters;  // of ops, by name
+  Counters kernels;                          // of all of them together
+  std::map<const char*, uint64_t> calls;     // of the driver, and waits of copies, by literals
 
   Gpu();
   uint32_t new_lane(int device);
@@ -88,6 +92,8 @@ class Gpu {
   void wait_for_all(int device);
   /// All that was submitted before, on every device.
   void drain();
+  /// How often the program made `call`, by name.
+  uint64_t count_of(std::string_view call) const;
   OpRef running() const { return running_; }
   void fail(int device, Result result, const std::string& text);
   uint64_t draw() { return random_(); }
