@@ -140,9 +140,9 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         s[i][j] = attends(c, query, at + tx + kSide * j) ? s[i][j] * C(c.scale) : C(-fn::inf());
-        best = Largest::join(s[i][j], best);
+        best = Max::join(s[i][j], best);
       }
-      best = side_join<Largest>(best);
+      best = side_join<Max>(best);
       // Where nothing is attended to yet, differences of infinities would be NaN.
       const C reference = best == C(-fn::inf()) ? C(0) : best;
       const C keep = fn::exp(top[i] - reference);

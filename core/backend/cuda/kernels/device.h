@@ -1,6 +1,6 @@
-// What kernels share: elements and the types that they are computed in, packs of 16 bytes, division
-// by magic numbers, and sums over warps and blocks in a fixed order. Printed after prelude.h,
-// convert.h, parameters.h and instructions.h of this folder; includes nothing. Invariant: the order
+// What kernels share beside the functors' joins.h and threads.h: elements and the types that they
+// are computed in, and division by magic numbers. Printed after those, prelude.h, convert.h, and
+// parameters.h and instructions.h of this folder; includes nothing. Invariant: the order
 // of a sum depends on the extents and on the number of threads, never on their timing.
 namespace tessera::device {
 
@@ -8,8 +8,17 @@ using namespace cuda;
 using fn::BF16;
 using fn::F16;
 
-inline constexpr unsigned kWarp = 32;
-inline constexpr unsigned kAllLanes = 0xffffffffu;
+using fn::block_join;
+using fn::kAllLanes;
+using fn::kWarp;
+using fn::load;
+using fn::Max;
+using fn::Min;
+using fn::Pack;
+using fn::Prod;
+using fn::store;
+using fn::Sum;
+using fn::warp_join;
 
 // ---- elements ----
 
@@ -83,23 +92,9 @@ struct FromBits<long> {
 
 // ---- memory ----
 
-/// N elements that are read or written at once; 16 bytes at most.
-template <class T, int N>
-struct alignas(sizeof(T) * N) Pack {
-  T of[N];
-};
 /// Elements of T in 16 bytes.
 template <class T>
 inline constexpr int kPack = 16 / int(sizeof(T));
-
-template <int N, class T>
-TESSERA_FN Pack<T, N> load(const T* p) {
-  return *reinterpret_cast<const Pack<T, N>*>(p);
-}
-template <class T, int N>
-TESSERA_FN void store(T* p, const Pack<T, N>& x) {
-  *reinterpret_cast<Pack<T, N>*>(p) = x;
-}
 
 TESSERA_FN unsigned quotient(unsigned n, const Divisor& d) {
   const unsigned high =
@@ -132,54 +127,7 @@ TESSERA_FN void report(Report* to, long position) { atomicMax(to, ~static_cast<R
 
 // ---- joins ----
 
-struct Sum {
-  template <class T>
-  TESSERA_FN T start() {
-    return T(0);
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return a + b;
-  }
-};
-struct Product {
-  template <class T>
-  TESSERA_FN T start() {
-    return T(1);
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return a * b;
-  }
-};
-/// The larger of two numbers; NaN wins.
-struct Largest {
-  template <class T>
-  TESSERA_FN T start() {
-    if constexpr (kIsInteger<T>)
-      return T(1UL << 63);
-    else
-      return T(-fn::inf());
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return a > b || a != a ? a : b;
-  }
-};
-/// The smaller of two numbers; NaN wins.
-struct Smallest {
-  template <class T>
-  TESSERA_FN T start() {
-    if constexpr (kIsInteger<T>)
-      return T(~0UL >> 1);
-    else
-      return T(fn::inf());
-  }
-  template <class T>
-  TESSERA_FN T join(T a, T b) {
-    return a < b || a != a ? a : b;
-  }
-};
+/// Of numbers: those of joins.h are of bools.
 struct Any {
   template <class T>
   TESSERA_FN T start() {
@@ -200,33 +148,5 @@ struct All {
     return T((a != T(0)) & (b != T(0)));
   }
 };
-
-/// Joins `x` over the lanes of a warp, for all of them: lane i with i ^ 16, then i ^ 8, and so on.
-/// Every lane gets the same bits, because joins commute.
-template <class Op, class T>
-TESSERA_FN T warp_join(T x) {
-#pragma unroll
-  for (unsigned lanes = kWarp / 2; lanes > 0; lanes /= 2)
-    x = Op::join(x, __shfl_xor_sync(kAllLanes, x, lanes));
-  return x;
-}
-
-/// Joins `x` over `kThreads` threads of a block, for all of them: over lanes, then over warps in
-/// order. Every thread of the block calls it.
-template <class Op, int kThreads, class T>
-TESSERA_FN T block_join(T x) {
-  constexpr unsigned kWarps = kThreads / kWarp;
-  x = warp_join<Op>(x);
-  if constexpr (kWarps > 1) {
-    __shared__ T warps[kWarps];
-    if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = x;
-    __syncthreads();
-    x = warps[0];
-#pragma unroll
-    for (unsigned w = 1; w < kWarps; ++w) x = Op::join(x, warps[w]);
-    __syncthreads();
-  }
-  return x;
-}
 
 }  // namespace tessera::device

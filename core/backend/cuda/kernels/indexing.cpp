@@ -28,9 +28,9 @@ Instance indexing_instance(int bytes, DType index) {
 }
 Instance segments_instance(std::string_view join, DType in, DType out) {
   const char* type = join == "sum"    ? "Sum"
-                     : join == "prod" ? "Product"
-                     : join == "amax" ? "Largest"
-                                      : "Smallest";
+                     : join == "prod" ? "Prod"
+                     : join == "amax" ? "Max"
+                                      : "Min";
   return {fmt::format("scatter_{}_{}_{}", join, name_of(in), name_of(out)),
           {{"JOIN", type}, {"IN", type_of(in)}, {"OUT", type_of(out)}}};
 }

@@ -48,9 +48,9 @@ TESSERA_FN void cross_entropy(const LossCall& c) {
     const T* in = static_cast<const T*>(c.in) + row * c.n;
     typename H::R x;
     H::fetch(x, cols, in);
-    C top = Largest::start<C>();
-    each(cols, [&](int j, unsigned k) { top = Largest::join(top, at(x, j, k)); });
-    top = join<Largest, H>(top);
+    C top = Max::start<C>();
+    each(cols, [&](int j, unsigned k) { top = Max::join(top, at(x, j, k)); });
+    top = join<Max, H>(top);
     const C total = sum<H>(cols, [&](int j, unsigned k) { return fn::exp(at(x, j, k) - top); });
     if (cols.thread == 0) *term = top + fn::log(total) - widen(in[target]);
     if (!grad) return;

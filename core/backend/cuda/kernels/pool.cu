@@ -69,7 +69,7 @@ TESSERA_FN void max_pool(const PoolCall& c) {
   if (e >= c.count) return;
   const PoolPlace p = place_of(c, e, true);
   const PoolWindow a = window(c, 0, p.at[0]), b = window(c, 1, p.at[1]), w = window(c, 2, p.at[2]);
-  Compute<T> best = Largest::start<Compute<T>>();
+  Compute<T> best = Max::start<Compute<T>>();
   int at = -1;
   for (int i = a.first; i < a.end; i += a.step)
     for (int j = b.first; j < b.end; j += b.step) {

@@ -14,9 +14,8 @@ namespace {
 constexpr int64_t kRowPiece = 16384, kColumnPiece = 256, kWarpRow = 1024, kMaxPieces = 32768;
 
 std::string_view join_type(std::string_view join) {
-  constexpr std::string_view kJoins[][2] = {{"sum", "Sum"},      {"prod", "Product"},
-                                            {"amax", "Largest"}, {"amin", "Smallest"},
-                                            {"any", "Any"},      {"all", "All"}};
+  constexpr std::string_view kJoins[][2] = {{"sum", "Sum"},  {"prod", "Prod"}, {"amax", "Max"},
+                                            {"amin", "Min"}, {"any", "Any"},   {"all", "All"}};
   for (const auto& [name, type] : kJoins)
     if (name == join) return type;
   throw BugError(fmt::format("kernels: no join {}", join));

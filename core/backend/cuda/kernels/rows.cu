@@ -11,9 +11,9 @@ TESSERA_FN void softmax(const RowsCall& c) {
     const auto cols = H::columns(c.n, c.packs);
     typename H::R x;
     H::fetch(x, cols, static_cast<const T*>(c.in) + row * c.n);
-    C top = Largest::start<C>();
-    each(cols, [&](int j, unsigned k) { top = Largest::join(top, at(x, j, k)); });
-    top = join<Largest, H>(top);
+    C top = Max::start<C>();
+    each(cols, [&](int j, unsigned k) { top = Max::join(top, at(x, j, k)); });
+    top = join<Max, H>(top);
     T* out = static_cast<T*>(c.out) + row * c.n;
     const C total = sum<H>(cols, [&](int j, unsigned k) { return fn::exp(at(x, j, k) - top); });
     if constexpr (kLog) {

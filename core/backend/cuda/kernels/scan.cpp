@@ -21,7 +21,7 @@ Instance by_type(const char* family, DType t) {
 
 Instance scan_instance(std::string_view op, DType dtype) {
   constexpr std::string_view kScans[][2] = {
-      {"cumsum", "ScanJoin<{}, Sum>"},          {"cumprod", "ScanJoin<{}, Product>"},
+      {"cumsum", "ScanJoin<{}, Sum>"},          {"cumprod", "ScanJoin<{}, Prod>"},
       {"logcumsumexp", "ScanJoin<{}, LogSum>"}, {"cummax", "ScanExtreme<{}, true>"},
       {"cummin", "ScanExtreme<{}, false>"},     {"linear_scan", "ScanLinear<{}>"}};
   for (const auto& [name, type] : kScans)

@@ -129,9 +129,9 @@ TESSERA_FN void transpose_structure(const SparseCall& c) {
 // instances: T
 KERNEL(check, SparseCall, 256) { check_structure(c); }
 KERNEL(segment_sum, SparseCall, 256) { join_offsets<Sum, T>(c); }
-KERNEL(segment_prod, SparseCall, 256) { join_offsets<Product, T>(c); }
-KERNEL(segment_amax, SparseCall, 256) { join_offsets<Largest, T>(c); }
-KERNEL(segment_amin, SparseCall, 256) { join_offsets<Smallest, T>(c); }
+KERNEL(segment_prod, SparseCall, 256) { join_offsets<Prod, T>(c); }
+KERNEL(segment_amax, SparseCall, 256) { join_offsets<Max, T>(c); }
+KERNEL(segment_amin, SparseCall, 256) { join_offsets<Min, T>(c); }
 KERNEL(spmm, SparseCall, 256) { product<T>(c); }
 KERNEL(spmm_amax, SparseCall, 256) { extreme_term<T, true>(c); }
 KERNEL(spmm_amin, SparseCall, 256) { extreme_term<T, false>(c); }

@@ -131,7 +131,7 @@ std::string compose(const KernelText& of) {
   // A text holds what any kernel of the family may need; what this one does not is no mistake.
   std::string text = "#pragma nv_diag_suppress 177\n";
   append_code(text, embedded(kFunctors, "prelude.h"));
-  append_code(text, embedded(kFunctors, "convert.h"));
+  append_files(text, kFunctors, "convert.h joins.h threads.h");
   append_files(text, kFunctors, family->functors);
   append_files(text, kKernels, "parameters.h instructions.h device.h");
   if (family->helpers == "draws.h") {

@@ -87,8 +87,8 @@ TESSERA_FN void magnitudes(const UpdateCall& c) {
   const T* x = element<T>(c, 0, piece);
   double most = 0;
   for (unsigned i = threadIdx.x; i < piece.count; i += kUpdateThreads)
-    most = Largest::join(double(fn::abs(x[i])), most);
-  most = block_join<Largest, kUpdateThreads>(most);
+    most = Max::join(double(fn::abs(x[i])), most);
+  most = block_join<Max, kUpdateThreads>(most);
   if (threadIdx.x == 0) c.out[blockIdx.x] = most;
 }
 
@@ -125,8 +125,8 @@ TESSERA_FN void tree_sums(const NormCall& c) {
 TESSERA_FN void norm(const NormCall& c) {
   if (c.rows == 1) {
     double most = 0;
-    for (int i = threadIdx.x; i < c.n; i += kUpdateThreads) most = Largest::join(c.values[i], most);
-    most = block_join<Largest, kUpdateThreads>(most);
+    for (int i = threadIdx.x; i < c.n; i += kUpdateThreads) most = Max::join(c.values[i], most);
+    most = block_join<Max, kUpdateThreads>(most);
     if (threadIdx.x == 0) c.out[0] = most;
     return;
   }
