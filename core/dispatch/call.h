@@ -5,7 +5,7 @@
 #pragma once
 #include <algorithm>
 
-#include "core/dispatch/kernel.h"
+#include "core/dispatch/other_kernels.h"
 
 namespace tessera {
 
@@ -17,12 +17,14 @@ inline MetaPointers metas_of(std::span<const Tensor> in) {
   return m;
 }
 
-/// The device's kernel or the one that the op brings along; false when there is neither.
+/// The device's kernel, or the one that the op brings along, or what the device has for ops of
+/// others; false when there is none.
 inline const Kernel& find_kernel(const Primitive& prim, Device device) {
   const Kernel& kernel = kernel_table().find(device.kind, prim.id());
   if (kernel) return kernel;
-  const Kernel* own = prim.own_kernel(device.kind);
-  return own ? *own : kernel;
+  if (const Kernel* own = prim.own_kernel(device.kind)) return *own;
+  const Kernel* other = other_kernel(device.kind, prim);
+  return other ? *other : kernel;
 }
 
 /// Where `prim` runs: on the device of its operands, host numbers left out; infer tells the device
