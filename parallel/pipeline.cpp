@@ -8,6 +8,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/dispatch/context.h"
+#include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
 #include "core/io/hash.h"
 #include "core/ops/create.h"
@@ -74,8 +75,8 @@ class Pipeline::Run {
         stage_(pipeline.stage()),
         last_(pipeline.stages() - 1),
         live_(batch.size()) {
-    first_state_ = {default_generator().state().values<int64_t>()[0],
-                    default_generator().state().values<int64_t>()[1]};
+    const Tensor state = on_host(default_generator().state());
+    first_state_ = {state.values<int64_t>()[0], state.values<int64_t>()[1]};
   }
 
   Tensor operator()() {

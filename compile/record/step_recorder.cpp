@@ -84,12 +84,13 @@ Tensors StepRecorder::execute(const PrimRef& prim, Inputs in) {
     out = prim->view(in);
   } else {
     const Kernel& kernel = find_kernel(*prim, device_of(*prim, in));
-    // The executor copies a number of the host to the device for a kernel that does not take it.
+    // The executor copies what is on the host to the device for a kernel that does not take it.
     const Device device = device_of(*prim, in);
     SmallVector<Tensor, 4> planned(in.begin(), in.end());
     if (!device.is_cpu() && !kernel.host_scalars)
       for (Tensor& t : planned)
-        if (is_host_number(t.meta())) t = Tensor(Meta::contiguous({}, t.dtype(), device), nullptr);
+        if (may_be_on_host(*prim, t.meta()))
+          t = Tensor(Meta::contiguous(t.shape(), t.dtype(), device), nullptr);
     KernelCall call = PlanCache::plan_for_thread(prim, kernel, planned);
     for (const Meta& m : call.out) {
       size_t bytes = size_t(extent_of(m, 0).size) * size_of(m.dtype);

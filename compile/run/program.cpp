@@ -185,7 +185,7 @@ class ProgramMaker {
       emit(n, nullptr, in, out);
       return out;
     }
-    bring_numbers(kernel, device, in);
+    bring_numbers(*n.prim, kernel, device, in);
     const KernelCall call = plans_.plan(n.prim, kernel, in);
     make_dense(call, in);
     if (call.plan.any_strides_out && make_joined(call.out, out)) {
@@ -231,14 +231,15 @@ class ProgramMaker {
   }
   bool is_joined(const ValueIds& out) const { return value_[size_t(out[0])].defined(); }
 
-  // Copies numbers of the host to `device` for a kernel that does not take them by value.
-  void bring_numbers(const Kernel& kernel, Device device, std::vector<Tensor>& in) {
+  // Copies numbers and keys of the host to `device` for a kernel that does not take them by value.
+  void bring_numbers(const Primitive& op, const Kernel& kernel, Device device,
+                     std::vector<Tensor>& in) {
     if (device.is_cpu() || kernel.host_scalars) return;
     for (Tensor& t : in) {
-      if (!is_host_number(t.meta()) || !t.storage()) continue;
+      if (t.device() == device || !may_be_on_host(op, t.meta()) || !t.storage()) continue;
       s_.transfers.push_back(transfer_primitive(device));
       const Primitive& prim = *s_.transfers.back();
-      const Tensor there = fresh(Meta::contiguous({}, t.dtype(), device), node_);
+      const Tensor there = fresh(Meta::contiguous(t.shape(), t.dtype(), device), node_);
       push({.prim = &prim, .kernel = prim.own_kernel(device.kind), .node = node_}, {&t, 1},
            {&there, 1}, false);
       t = there;
@@ -296,7 +297,7 @@ class ProgramMaker {
     const Device device = device_of(*n.prim, in);
     if (!n.prim->is_view()) kernel = &find_kernel(*n.prim, device);
     if (kernel && *kernel) {
-      bring_numbers(*kernel, device, in);
+      bring_numbers(*n.prim, *kernel, device, in);
       const KernelCall call = plans_.plan(n.prim, *kernel, in);
       check_destinations(*n.prim, to, call.out);
       make_dense(call, in);

@@ -53,6 +53,9 @@ constexpr Variable kTable[] = {
     {"TESSERA_CUDA_MEMORY", "", "megabytes that tensors may take of a GPU; default is all it has"},
     {"TESSERA_CUDA_ALLOCATOR", "cached",
      "cached, or exact: each tensor asks the driver, so that tools see its bounds (slow)"},
+    {"TESSERA_CUDA_SYNCHRONOUS", "0",
+     "1: the host waits for every kernel, so that errors of a GPU are thrown by the op that made "
+     "them (slow)"},
     {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},
     {"OMP_NUM_THREADS", "", "threads of CPU kernels per process (tlaunch sets it when unset)"},
 };

@@ -14,7 +14,9 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/silence.h"
+#include "core/dispatch/copy.h"
 #include "core/ops/create.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera::data {
 
@@ -25,6 +27,7 @@ struct DataLoader::Job {
   size_t handed_out = 0, finished = 0;  // rows
   size_t error_row = 0;
   std::exception_ptr error;
+  bool complete = false;  // the batch is as next() delivers it
 
   bool done() const { return finished == samples.size(); }
   // Reads rows [begin, end), which no other thread has. Returns null, or what reading the first
@@ -113,6 +116,24 @@ struct DataLoader::Workers {
   }
 };
 
+// Every tensor of a batch; those that it lacks are undefined.
+template <class F>
+static void for_each_tensor(Batch& batch, F f) {
+  for (Tensor* t : {&batch.inputs, &batch.targets, &batch.sample_numbers})
+    if (t->defined()) f(*t);
+  for (NamedTensor& t : batch.extra) f(t.tensor);
+}
+
+// Lets rows that are not read yet be read into memory that `device` copies from. Views of larger
+// memory stay as they are.
+static void allocate_for(Device device, Batch& batch) {
+  Allocator& host = runtime_of(device).host_allocator();
+  for_each_tensor(batch, [&](Tensor& t) {
+    if (t.uniquely_owned() && t.offset() == 0 && t.storage()->bytes() == t.nbytes())
+      t = empty_in(t.meta(), host);
+  });
+}
+
 static int64_t size_of(const std::shared_ptr<const Dataset>& dataset) {
   TESSERA_CHECK(dataset, "loader: the dataset is null");
   return dataset->size();
@@ -132,6 +153,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSample
                 "loader: prefetch {} and timeout {} ms are out of range; use 0 to 1024 batches and "
                 "a positive time",
                 options_.prefetch, options_.timeout_ms);
+  check_device(options_.device, "loader");
   TESSERA_CHECK(options_.workers >= 1 && options_.workers <= 1024,
                 "loader: {} workers are out of range; use 1 to 1024", options_.workers);
   seek(sampler_.cursor());
@@ -162,6 +184,7 @@ void DataLoader::enqueue() {
   job->batch = dataset_->allocate(int64_t(job->samples.size()));
   job->batch.cursor = sampler_.cursor();
   job->batch.sample_numbers = empty({int64_t(job->samples.size())}, kI64);
+  if (!options_.device.is_cpu()) allocate_for(options_.device, job->batch);
   int64_t* numbers = job->batch.sample_numbers.data<int64_t>();
   for (size_t i = 0; i < job->samples.size(); ++i) numbers[i] = job->samples[i].number;
   {
@@ -219,18 +242,54 @@ std::optional<Batch> DataLoader::next() {
     job = std::move(w.jobs.front());
     w.jobs.pop_front();
   }
+  complete(*job);
   if (job->error) {
     w.failed = job->error;
     std::rethrow_exception(job->error);
   }
+  if (!options_.device.is_cpu()) upload_next();
+  cursor_ = job->batch.cursor;
+  return std::move(job->batch);
+}
+
+// Makes of a batch whose rows are read what next() delivers.
+void DataLoader::complete(Job& job) {
+  if (job.complete || job.error) return;
   try {
-    Batch batch = dataset_->finish(std::move(job->batch));
-    cursor_ = batch.cursor;
-    return batch;
+    const bool collates = bool(job.batch.items);
+    job.batch = dataset_->finish(std::move(job.batch));
+    if (!options_.device.is_cpu()) job.batch = uploaded(std::move(job.batch), collates);
+    job.complete = true;
   } catch (...) {
-    w.failed = std::current_exception();
-    throw;
+    job.error = std::current_exception();
   }
+}
+
+// The batch on the device, copied there beside the kernels of the calling thread. `collated`: its
+// tensors are in ordinary memory.
+Batch DataLoader::uploaded(Batch batch, bool collated) {
+  DeviceRuntime& runtime = runtime_of(options_.device);
+  if (collated)
+    for_each_tensor(batch, [&](Tensor& t) {
+      const Tensor values = std::move(t);
+      t = empty_in(Meta::contiguous(values.shape(), values.dtype(), kCPU),
+                   runtime.host_allocator());
+      copy_values(t, values);
+    });
+  StreamScope beside(runtime.copy_stream(options_.device.index, turn_));
+  turn_ = 1 - turn_;
+  return batch.to(options_.device);
+}
+
+// Starts the copy of the next batch where it is read already.
+void DataLoader::upload_next() {
+  Job* next = nullptr;
+  {
+    std::lock_guard lock(workers_->mutex);
+    if (!workers_->jobs.empty()) next = workers_->jobs.front().get();
+    if (!next || !next->done()) return;
+  }
+  complete(*next);
 }
 
 }  // namespace tessera::data

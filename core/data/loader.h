@@ -19,6 +19,10 @@ struct LoaderOptions {
   int prefetch = 2;             // batches read ahead; 0: no threads, next() reads itself
   int workers = 1;              // threads that read; several share the rows of a batch
   int64_t timeout_ms = 60'000;  // how long next() waits for one batch that threads read
+  // Where next() delivers batches. Those of another device than the CPU are read into memory that
+  // it copies from, and the copy of the next batch runs beside the kernels of this one; the host
+  // waits for neither.
+  Device device = kCPU;
 };
 
 /// The options of a loader without a sampler: for a program of one rank, or of ranks that all read
@@ -33,6 +37,7 @@ struct DataLoaderOptions {
   int prefetch = LoaderOptions().prefetch;
   int workers = LoaderOptions().workers;
   int64_t timeout_ms = LoaderOptions().timeout_ms;
+  Device device = LoaderOptions().device;
 
   /// Those of the sampler, for a dataset of `dataset_size` items, and those of the loader.
   SamplerOptions sampling(int64_t dataset_size) const {
@@ -44,7 +49,7 @@ struct DataLoaderOptions {
             .drop_last = drop_last};
   }
   LoaderOptions reading() const {
-    return {.prefetch = prefetch, .workers = workers, .timeout_ms = timeout_ms};
+    return {.prefetch = prefetch, .workers = workers, .timeout_ms = timeout_ms, .device = device};
   }
 };
 
@@ -67,7 +72,8 @@ class DataLoader {
   /// The next batch, waiting for it; nothing after the last micro-batch of a sampler that does not
   /// repeat, until seek(cursor()) begins the next pass. A short pass may end with batches of fewer
   /// rows or none. What reading threw is rethrown here, once its batch is due; the loader stays
-  /// failed until seek(). A wait of 10 s is logged, one of timeout_ms throws UserError.
+  /// failed until seek(). A wait of 10 s is logged, one of timeout_ms throws UserError. Batches for
+  /// a device are used by the thread that calls this.
   std::optional<Batch> next();
   /// Where to resume after the batches delivered so far (not those read ahead). A loop over the
   /// loader was delivered those that its body was given, so what is saved after `break` goes on
@@ -112,12 +118,16 @@ class DataLoader {
   bool has_next() const;
   void enqueue();
   void wait_for(Workers& workers, const Job& job) const;
+  void complete(Job& job);
+  Batch uploaded(Batch batch, bool collated);
+  void upload_next();
   void end_workers();
   std::shared_ptr<const Dataset> dataset_;
   DistributedSampler sampler_;
   LoaderOptions options_;
   int64_t cursor_ = 0;
   bool began_ = false;                // next() was called since seek()
+  int turn_ = 0;                      // of the device's copy streams
   std::shared_ptr<Workers> workers_;  // its threads share it
 };
 

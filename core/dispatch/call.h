@@ -5,7 +5,7 @@
 #pragma once
 #include <algorithm>
 
-#include "core/dispatch/kernel.h"
+#include "core/dispatch/other_kernels.h"
 
 namespace tessera {
 
@@ -17,12 +17,14 @@ inline MetaPointers metas_of(std::span<const Tensor> in) {
   return m;
 }
 
-/// The device's kernel or the one that the op brings along; false when there is neither.
+/// The device's kernel, or the one that the op brings along, or what the device has for ops of
+/// others; false when there is none.
 inline const Kernel& find_kernel(const Primitive& prim, Device device) {
   const Kernel& kernel = kernel_table().find(device.kind, prim.id());
   if (kernel) return kernel;
-  const Kernel* own = prim.own_kernel(device.kind);
-  return own ? *own : kernel;
+  if (const Kernel* own = prim.own_kernel(device.kind)) return *own;
+  const Kernel* other = other_kernel(device.kind, prim);
+  return other ? *other : kernel;
 }
 
 /// Where `prim` runs: on the device of its operands, host numbers left out; infer tells the device
@@ -32,6 +34,13 @@ inline Device device_of(const Primitive& prim, std::span<const Tensor> in) {
   for (const Tensor& t : in)
     if (!is_host_number(t.meta())) return t.device();
   return in[0].device();
+}
+
+/// What may be on the CPU beside operands on a device: a number, or the key of a draw.
+inline bool may_be_on_host(const Primitive& prim, const Meta& t) {
+  const bool key = t.device.is_cpu() && prim.traits().kind == OpKind::kDraw && t.dtype == kI64 &&
+                   t.shape == Shape{2};
+  return key || is_host_number(t);
 }
 
 struct KernelCall {

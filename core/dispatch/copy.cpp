@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <mutex>
 
+#include "core/dispatch/call.h"
 #include "core/dispatch/dispatch.h"
-#include "core/dispatch/kernel.h"
 #include "core/primitive/primitive_of.h"
 #include "core/tensor/device_runtime.h"
 #include "core/tensor/ready_lock.h"
@@ -118,10 +118,8 @@ Tensor transferred(const Tensor& t, Device device) {
   const Meta meta = Meta::contiguous(t.shape(), t.dtype(), device);
   if (device.is_meta()) return empty(meta);
   const bool out_of_device = device.is_cpu() && !t.device().is_cpu();
-  Tensor out = out_of_device
-                   ? Tensor(meta, make_ref<Storage>(t.nbytes(), kCPU,
-                                                    runtime_of(t.device()).host_allocator()))
-                   : empty(meta);
+  Tensor out =
+      out_of_device ? empty_in(meta, runtime_of(t.device()).host_allocator()) : empty(meta);
   move_bytes(t.is_contiguous() ? t : dense_copy(t), out);
   return out;
 }
@@ -137,7 +135,7 @@ const PrimRef& copy_primitive() {
 }
 
 void copy_values(const Tensor& dst, const Tensor& src) {
-  const Kernel& kernel = kernel_table().find(src.device().kind, copy_primitive()->id());
+  const Kernel& kernel = find_kernel(*copy_primitive(), src.device());
   TESSERA_ASSERT(kernel, "copy: no kernel for {}", to_string(src.device()));
   const Stream stream = stream_of(src.device());
   src.storage()->wait_ready(stream);

@@ -11,14 +11,14 @@
 namespace tessera {
 namespace {
 
-// Where the call runs. Operands on other devices are refused, but for host numbers: they are copied
-// to the device where its kernel does not take them as they are.
+// Where the call runs. Operands on other devices are refused, but for host numbers and keys: they
+// are copied to the device where its kernel does not take them as they are.
 Device common_device(const PrimRef& prim, Inputs in) {
   const Device device = device_of(*prim, in);
   for (Tensor& t : in) {
     if (t.device() == device) [[likely]]
       continue;
-    TESSERA_CHECK(is_host_number(t.meta()),
+    TESSERA_CHECK(may_be_on_host(*prim, t.meta()),
                   "{}: operands are on {} and {}; move them to one device with to()", prim->name(),
                   to_string(device), to_string(t.device()));
     if (!find_kernel(*prim, device).host_scalars) t = transferred(t, device);
@@ -43,6 +43,14 @@ Tensor take_over(Inputs in, const Meta& out, const Stream& stream) {
       return Tensor(out, t.storage(), t.offset());
     }
   return empty(out);
+}
+
+// The memory for a result of an op on `device`. What comes from a device to the host goes to memory
+// that the copy need not be waited for.
+Tensor result_of(const Meta& m, Device device) {
+  if (m.device == device || !m.device.is_cpu()) [[likely]]
+    return empty(m);
+  return empty_in(m, runtime_of(device).host_allocator());
 }
 
 KernelCall prepare(const PrimRef& prim, const Kernel& kernel, Inputs in) {
@@ -100,7 +108,7 @@ class EagerBackend final : public Backend {
     KernelCall call = prepare(prim, kernel, in);
     const Stream stream = stream_of(device);
     for (const Meta& m : call.out)
-      out.push_back(call.plan.in_place ? take_over(in, m, stream) : empty(m));
+      out.push_back(call.plan.in_place ? take_over(in, m, stream) : result_of(m, device));
     execute(prim, call, in, out, stream);
     return mark_inference(std::move(out));
   }

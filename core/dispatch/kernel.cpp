@@ -1,5 +1,7 @@
 #include "core/dispatch/kernel.h"
 
+#include "core/dispatch/other_kernels.h"
+
 namespace tessera {
 namespace {
 
@@ -12,6 +14,8 @@ KernelTable& table_of_process() {
   return *table;
 }
 
+std::array<KernelOf, kMaxDeviceKinds> others{};
+
 }  // namespace
 
 void KernelTable::add(DeviceKind device, std::string_view op, Kernel kernel) {
@@ -23,5 +27,13 @@ void KernelTable::add(DeviceKind device, std::string_view op, Kernel kernel) {
 
 const KernelTable& kernel_table() { return table_of_process(); }
 void add_kernels(void (*add)(KernelTable&)) { add(table_of_process()); }
+
+void add_other_kernels(DeviceKind device, KernelOf kernel_of) {
+  others[size_t(device)] = kernel_of;
+}
+const Kernel* other_kernel(DeviceKind device, const Primitive& prim) {
+  const KernelOf kernel_of = others[size_t(device)];
+  return kernel_of ? kernel_of(prim) : nullptr;
+}
 
 }  // namespace tessera

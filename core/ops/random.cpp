@@ -148,13 +148,14 @@ class Dropout final : public PrimitiveOf<Dropout, DropoutAttributes> {
 Generator::Generator(uint64_t seed) : state_(empty({2}, kI64)) { this->seed(seed); }
 void Generator::seed(uint64_t seed) {
   int64_t values[] = {int64_t(seed), 0};
-  assign_(state_, from_values<int64_t>(values, {2}));
+  assign_(state_, from_values<int64_t>(values, {2}).to(state_.device()));
 }
 void Generator::seek(uint64_t next) {
-  int64_t values[] = {on_host(state_).values<int64_t>()[0], int64_t(next)};
+  if (!state_.device().is_cpu()) return seek(scalar_tensor(int64_t(next), kI64, state_.device()));
+  int64_t values[] = {state_.values<int64_t>()[0], int64_t(next)};
   assign_(state_, from_values<int64_t>(values, {2}));
 }
-void Generator::seek(const Tensor& next) { assign_(state_[1], next); }
+void Generator::seek(const Tensor& next) { assign_(state_[1], next.to(state_.device())); }
 Tensor Generator::next_key() {
   Tensor key = clone(state_);
   Tensor number = state_[1];
@@ -261,7 +262,8 @@ Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
     const Tensor& s = context().samples;
     if (s.defined() && x.ndim() > 0 && s.numel() > 0 && x.size(0) % s.numel() == 0) samples = s;
   }
-  Tensors in{x, key.to(x.device())};
+  if (!key.device().is_cpu()) key = key.to(x.device());  // one of the host may stay there
+  Tensors in{x, std::move(key)};
   if (samples.defined()) in.push_back(samples.to(x.device()));
   Scoped<bool> same(context().replicate_plain, true);  // the key and the numbers are
   return dispatch1(PrimRef(new Dropout({p, samples.defined()})), in);

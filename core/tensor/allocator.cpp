@@ -16,6 +16,7 @@
 #include "core/base/error.h"
 #include "core/tensor/event.h"
 #include "core/tensor/memory_summary.h"
+#include "core/tensor/wait_ended.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -296,12 +297,7 @@ class CpuArenaAllocator final : public Allocator {
 }  // namespace
 
 void Allocator::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {
-  for (const Ref<Event>& e : pending) {
-    try {
-      e->wait();
-    } catch (...) {  // reported where the result is used
-    }
-  }
+  for (const Ref<Event>& e : pending) wait_ended(*e);
   deallocate(p, bytes);
 }
 

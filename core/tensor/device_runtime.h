@@ -16,6 +16,9 @@
 
 namespace tessera {
 
+class Tensor;
+struct Meta;
+
 /// How many blocks of how many threads a kernel has.
 struct LaunchSize {
   uint32_t blocks = 1, threads = 1;
@@ -62,6 +65,12 @@ class DeviceRuntime {
   /// The stream on which the calling thread's kernels run on device `index`. Its handle stays valid
   /// until the program ends, since storages that outlive the thread keep it.
   virtual Stream stream(int index) { return {{kind_, int8_t(index)}, nullptr}; }
+  /// Another stream of the calling thread on device `index`, for copies that run beside its
+  /// kernels; `turn` is 0 or 1: what is copied by turns need not wait for the next one's copy.
+  virtual Stream copy_stream(int index, int /*turn*/) { return stream(index); }
+  /// Lets stream() of the calling thread return `stream` from now on, one of the thread's own;
+  /// returns what it was. A device whose copy_stream() is its stream() need not.
+  virtual Stream exchange_stream(const Stream& stream) { return stream; }
   /// The end of what has been enqueued on `stream` so far; null where it has ended already, as it
   /// always has on the CPU.
   virtual Ref<Event> record(const Stream& /*stream*/) { return nullptr; }
@@ -109,6 +118,23 @@ inline Stream stream_of(Device d) { return d.is_cpu() ? Stream{} : runtime_of(d)
 inline Allocator& allocator_of(Device d) {
   return d.is_cpu() ? cpu_allocator() : runtime_of(d).allocator(d.index);
 }
+/// While one lives, kernels and copies of the calling thread on the device of `stream` run there,
+/// and memory that it allocates there has it as its home stream. Scopes nest.
+class StreamScope {
+ public:
+  explicit StreamScope(const Stream& stream)
+      : old_(runtime_of(stream.device).exchange_stream(stream)) {}
+  ~StreamScope() { runtime_of(old_.device).exchange_stream(old_); }
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
+
+ private:
+  Stream old_;
+};
+
+/// As empty(meta), in memory of `allocator`, which is one of the meta's device.
+Tensor empty_in(const Meta& meta, Allocator& allocator);
+
 /// Statistics of the memory of `d`.
 MemoryStats memory_stats(Device d);
 

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "core/base/small_vector.h"
 #include "core/tensor/device_runtime.h"
 #include "core/tensor/ready_lock.h"
+#include "core/tensor/wait_ended.h"
 
 namespace tessera {
 
@@ -66,12 +68,19 @@ void Storage::free_after_use() {
   set_ready(nullptr);
   if (!data_) return;
   if (allocator_) return allocator_->deallocate_after(data_, bytes_, users);
-  for (const Ref<Event>& e : users) {
-    try {
-      e->wait();
-    } catch (...) {  // reported where the result is used; this one is of no use any more
-    }
+  for (const Ref<Event>& e : users) wait_ended(*e);
+}
+
+static thread_local bool memory_only = false;
+
+bool waits_for_memory() { return memory_only; }
+void wait_ended(Event& event) noexcept {
+  const bool before = std::exchange(memory_only, true);
+  try {
+    event.wait();
+  } catch (...) {
   }
+  memory_only = before;
 }
 
 void* Storage::operator new(size_t bytes) { return pool_allocate(bytes); }
@@ -109,12 +118,7 @@ void Storage::wait_writable_slow() {
   wait_ready();
   Ref<Readers> readers = std::exchange(readers_, nullptr);
   if (!readers) return;
-  for (const Ref<Event>& e : readers->events) {
-    try {
-      e->wait();
-    } catch (...) {  // reported where its result is used
-    }
-  }
+  for (const Ref<Event>& e : readers->events) wait_ended(*e);
 }
 
 void Storage::wait_ready_on(const Stream& stream) {

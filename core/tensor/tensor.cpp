@@ -67,7 +67,7 @@ void Tensor::wrong_type(DType asked) const {
 // More than any address space; sizes below it cannot overflow further on.
 constexpr size_t kMaxTensorBytes = size_t(1) << 47;
 
-Tensor detail::empty_of(const Meta& meta) {
+static inline size_t bytes_of(const Meta& meta) {
   size_t bytes = size_of(meta.dtype);
   bool too_large = false, none = false;
   for (int64_t e : meta.shape) {
@@ -80,10 +80,18 @@ Tensor detail::empty_of(const Meta& meta) {
   size_t reach = 1;
   for (int d = 0; d < meta.shape.size(); ++d)
     reach += size_t(meta.shape[d] - 1) * size_t(meta.strides[d]);
-  bytes = none ? 0 : std::max(bytes, reach * size_of(meta.dtype));
+  return none ? 0 : std::max(bytes, reach * size_of(meta.dtype));
+}
+
+Tensor detail::empty_of(const Meta& meta) {
+  const size_t bytes = bytes_of(meta);
   if (!meta.device.is_cpu()) [[unlikely]]
     check_device(meta.device, "empty");
   return Tensor(meta, Ref(new Storage(bytes, meta.device, allocator_of(meta.device))));
+}
+
+Tensor empty_in(const Meta& meta, Allocator& allocator) {
+  return Tensor(meta, Ref(new Storage(bytes_of(meta), meta.device, allocator)));
 }
 
 Tensor empty(const Shape& shape, DType dtype, Device device) {

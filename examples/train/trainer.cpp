@@ -135,14 +135,15 @@ Validation validate(const Options& o, const Task& task, Strategy& strategy) {
   Autocast precision(compute_dtype(o));
   task.model->eval();
   const int64_t size = task.validation_batch, batches = (task.validation->size() + size - 1) / size;
-  data::DataLoader loader(task.validation,
-                          data::DistributedSampler({.dataset_size = task.validation->size(),
-                                                    .micro_batches = group.size(),
-                                                    .micro_batch_size = size,
-                                                    .rank = group.rank(),
-                                                    .world_size = group.size(),
-                                                    .shuffle = false}),
-                          {.workers = o.workers, .timeout_ms = group.timeout().count()});
+  data::DataLoader loader(
+      task.validation,
+      data::DistributedSampler({.dataset_size = task.validation->size(),
+                                .micro_batches = group.size(),
+                                .micro_batch_size = size,
+                                .rank = group.rank(),
+                                .world_size = group.size(),
+                                .shuffle = false}),
+      {.workers = o.workers, .timeout_ms = group.timeout().count(), .device = default_device()});
   std::vector<double> facts(size_t(3 * batches),
                             0);  // by batch: sum of losses, counted, right
   int64_t b = group.rank();
@@ -153,8 +154,9 @@ Validation validate(const Options& o, const Task& task, Strategy& strategy) {
       batch = task.validation->allocate(1);
       batch->sample_numbers = zeros({1}, {.dtype = kI64, .device = kCPU});
       task.validation->read({0, 0}, 0, *batch);
+      batch = batch->to(default_device());
     }
-    const Evaluation e = strategy.evaluate(batch->to(default_device()));
+    const Evaluation e = strategy.evaluate(*batch);
     if (!mine) continue;
     facts[size_t(b)] = e.loss * double(e.counted);
     facts[size_t(batches + b)] = double(e.counted);
@@ -216,7 +218,7 @@ class Trainer {
                                                .steps = std::max<int64_t>(steps_, 1),
                                                .warmup = o.warmup})),
         loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *strategy_)),
-                {.workers = o.workers, .timeout_ms = group_->timeout().count()}),
+                {.workers = o.workers, .timeout_ms = group_->timeout().count(), .device = device_}),
         scaler_({.enabled = compute_dtype(o) == kF16}),
         checkpointing_(o, task_, *group_, *optimizer_, scaler_, loader_, agreement_),
         done_(checkpointing_.resume()),
@@ -323,7 +325,7 @@ class Trainer {
     std::vector<data::Batch> batches;
     {
       ProfileSpan data("data");
-      for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(loader_.next()->to(device_));
+      for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(*loader_.next());
     }
     Step done{.number = s, .batches = std::move(batches), .start = start};
     done.key = from_values<int64_t>({s * kKeysPerStep}, {});

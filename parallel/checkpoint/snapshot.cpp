@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <mutex>
 
@@ -18,6 +19,7 @@
 #include "core/base/profile.h"
 #include "core/base/silence.h"
 #include "core/dispatch/copy.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -77,8 +79,9 @@ void gather(std::byte* to, const Meta& t, const std::byte* data, int64_t first, 
 // is copied or given up, and it no longer uses the buffer.
 class Snapshot::Copying final : public RefCounted {
  public:
-  Copying(std::vector<Tensor> tensors, std::byte* buffer, uint64_t capacity,
-          Clock::duration patience);
+  /// `arrives`: of each tensor, the event that its values come with; null where they are there.
+  Copying(std::vector<Tensor> tensors, std::span<const Ref<Event>> arrives, std::byte* buffer,
+          uint64_t capacity, Clock::duration patience);
 
   bool done(size_t source) const { return sources_[source].left.load() == 0 || left_behind(); }
   /// Copies what is left of `source` and returns when it may be overwritten.
@@ -103,6 +106,7 @@ class Snapshot::Copying final : public RefCounted {
   struct Source {
     Tensor values;                    // held until it is copied
     const std::byte* data = nullptr;  // its first element
+    Ref<Event> arrives;               // the copy from a device; null where there is none
     bool dense = true;
     uint64_t begin = 0;  // offset in the bytes of the list
     size_t first = 0, units = 0;
@@ -123,6 +127,7 @@ class Snapshot::Copying final : public RefCounted {
     return has_room(u) && u.state.compare_exchange_strong(waiting, kBusy);
   }
   void copy(Unit& u);
+  bool arrived(const Source& s);
   void end(Unit& u);
   void wake();
   template <class F>
@@ -138,6 +143,7 @@ class Snapshot::Copying final : public RefCounted {
   std::unique_ptr<Unit[]> units_;
   std::vector<uint32_t> order_;  // units in the order in which copy_some takes them
   size_t next_ = 0;              // index into order_
+  std::exception_ptr failed_;    // of the thread that takes: with what a copy from a device failed
 
   std::atomic<uint64_t> released_{0};
   std::atomic<size_t> unfinished_{0};  // number of units
@@ -165,8 +171,8 @@ class Copied final : public Event {
 
 }  // namespace
 
-Snapshot::Copying::Copying(std::vector<Tensor> tensors, std::byte* buffer, uint64_t capacity,
-                           Clock::duration patience)
+Snapshot::Copying::Copying(std::vector<Tensor> tensors, std::span<const Ref<Event>> arrives,
+                           std::byte* buffer, uint64_t capacity, Clock::duration patience)
     : buffer_(buffer), capacity_(capacity), patience_(patience), n_sources_(tensors.size()) {
   auto cells = [](uint64_t begin, uint64_t end) {
     return begin == end ? 0 : (end - 1) / kUnitBytes - begin / kUnitBytes + 1;
@@ -175,7 +181,9 @@ Snapshot::Copying::Copying(std::vector<Tensor> tensors, std::byte* buffer, uint6
   for (size_t i = 0; i < n_sources_; ++i) {
     Source& s = sources_[i];
     s.values = std::move(tensors[i]);
-    s.data = static_cast<const std::byte*>(s.values.raw_values());
+    s.arrives = arrives[i];
+    s.data =
+        static_cast<const std::byte*>(s.arrives ? s.values.device_data() : s.values.raw_values());
     s.dense = s.values.is_contiguous();
     s.begin = bytes_, s.first = n_units_;
     TESSERA_ASSERT(s.dense || s.begin % size_of(s.values.dtype()) == 0,
@@ -252,6 +260,7 @@ bool Snapshot::Copying::wait(F ready) {
 
 void Snapshot::Copying::finish(size_t source) {
   Source& s = sources_[source];
+  if (s.arrives) s.arrives->wait();  // it may throw, so before a unit is claimed
   while (!done(source)) {
     uint64_t released = released_.load();
     parallel_for("snapshot.units", int64_t(s.units), 1, [&](int64_t begin, int64_t end) {
@@ -275,7 +284,20 @@ void Snapshot::Copying::copy_some() {
   for (; next_ < order_.size(); ++next_) {
     Unit& u = units_[order_[next_]];
     if (!has_room(u)) return;
+    if (!arrived(sources_[u.source])) return give_up();
     if (claim(u)) copy(u);
+  }
+}
+
+// Waits for the copy from a device; false where it failed.
+bool Snapshot::Copying::arrived(const Source& s) {
+  if (!s.arrives) return true;
+  try {
+    s.arrives->wait();
+    return true;
+  } catch (...) {
+    failed_ = std::current_exception();
+    return false;
   }
 }
 
@@ -292,6 +314,7 @@ std::span<const std::byte> Snapshot::Copying::take(size_t most) {
     return true;
   };
   if (!copied() && !wait(copied)) give_up();
+  if (failed_) std::rethrow_exception(failed_);
   if (gave_up_.load()) return {};
   return {buffer_ + at % capacity_, size_t(bytes)};
 }
@@ -339,15 +362,23 @@ void Snapshot::reserve(size_t bytes) {
 }
 
 void Snapshot::begin(std::vector<Tensor> tensors, Clock::duration patience) {
-  // Values of a device are read by a copy that is enqueued now; what is written there afterwards
-  // comes after it.
-  std::vector<Ref<Storage>> storages;
-  for (Tensor& t : tensors) {
-    const Tensor here = on_host(t);
-    storages.push_back(here.is_same(t) ? t.storage() : nullptr);
-    t = here;
+  // Values of a device are read by a copy that is enqueued now; a kernel that overwrites them waits
+  // for it on the device.
+  std::vector<Ref<Storage>> storages(tensors.size());
+  std::vector<Ref<Event>> arrives(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Device device = tensors[i].device();
+    DeviceRuntime& runtime = runtime_of(device);
+    if (runtime.host_addressable()) {
+      storages[i] = tensors[i].storage();
+      continue;
+    }
+    StreamScope beside(runtime.copy_stream(device.index, 0));
+    tensors[i] = transferred(tensors[i], kCPU);
+    arrives[i] = tensors[i].storage()->ready();
   }
-  copying_ = make_ref<Copying>(std::move(tensors), pages_.data(), pages_.bytes(), patience);
+  copying_ =
+      make_ref<Copying>(std::move(tensors), arrives, pages_.data(), pages_.bytes(), patience);
   for (size_t i = 0; i < storages.size(); ++i)
     if (storages[i]) storages[i]->add_reader(make_ref<Copied<Copying>>(copying_, i));
 }

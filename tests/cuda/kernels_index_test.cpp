@@ -10,6 +10,7 @@
 #include <random>
 
 #include "core/backend/cuda/kernels/indexing.h"
+#include "core/backend/cuda/refusals.h"
 #include "tests/cuda/kernels_device.h"
 
 namespace tessera::cuda::test {
@@ -162,7 +163,8 @@ TEST_F(Indexing, GathersAndScatters) {
         if (bad[e] >= 0 && bad[e] < 7) expected[(o * 7 + size_t(bad[e])) * 4 + i] = values[e];
       }
   EXPECT_EQ(table.read(), expected);
-  EXPECT_EQ(~report.read()[0], 31u);
+  EXPECT_EQ(refused_of(report.read()[0]).position, 31);
+  EXPECT_EQ(refused_of(report.read()[0]).value, 7);
 }
 
 TEST_F(Indexing, SumsOfWhatAnIndexBringsTogether) {

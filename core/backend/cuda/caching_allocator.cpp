@@ -9,6 +9,7 @@
 #include "core/backend/cuda/stream.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/tensor/wait_ended.h"
 
 namespace tessera::cuda {
 namespace {
@@ -38,12 +39,7 @@ size_t bytes_of_class(size_t size_class) {
 }
 
 void wait_for(std::span<const Ref<Event>> pending) {
-  for (const Ref<Event>& e : pending) {
-    try {
-      e->wait();
-    } catch (const Error&) {  // reported where the result is used
-    }
-  }
+  for (const Ref<Event>& e : pending) wait_ended(*e);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/error.h"
+#include "core/tensor/wait_ended.h"
 
 namespace tessera::cuda {
 
@@ -39,12 +40,7 @@ void ExactAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref
     ledger_.remove(block.label, bytes);
     ++calls_;
   }
-  for (const Ref<Event>& e : pending) {
-    try {
-      e->wait();
-    } catch (const Error&) {  // reported where the result is used
-    }
-  }
+  for (const Ref<Event>& e : pending) wait_ended(*e);
   CurrentDevice current(device_);
   // Called by destructors: what failed on the stream is thrown by whoever reads its results.
   driver().stream_synchronize.result(block.home);

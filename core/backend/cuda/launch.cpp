@@ -3,6 +3,7 @@
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/cubins.h"
 #include "core/backend/cuda/library.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/error.h"
 
@@ -119,6 +120,11 @@ void UntypedKernel::launch(const Geometry& g, const Stream& stream, void** param
                              g.block[2], g.shared_bytes, handle_of(stream), parameters, nullptr);
   if (r != Result::kSuccess) [[unlikely]]
     raise(r, fmt::format("cuLaunchKernel of {}", k.name).c_str());
+  if (synchronous()) [[unlikely]] {
+    note_host_wait();
+    const Result ended = driver().stream_synchronize.result(handle_of(stream));
+    if (ended != Result::kSuccess) raise(ended, fmt::format("kernel {}", k.name).c_str());
+  }
 }
 
 }  // namespace tessera::cuda

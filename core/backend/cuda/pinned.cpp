@@ -9,13 +9,19 @@
 #include "core/backend/cuda/memory_ledger.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/tensor/wait_ended.h"
 
 namespace tessera::cuda {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
 
-size_t class_bytes(size_t bytes) { return std::bit_ceil(std::max(bytes, kPageBytes)); }
+// Powers of two, from 64 KiB on with seven sizes in between.
+size_t class_bytes(size_t bytes) {
+  if (bytes <= 16 * kPageBytes) return std::bit_ceil(std::max(bytes, kPageBytes));
+  const size_t step = std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
 
 bool happened(std::span<const Ref<Event>> events) {
   return std::all_of(events.begin(), events.end(), [](const auto& e) { return e->done(); });
@@ -35,14 +41,8 @@ void PinnedAllocator::collect(bool waits) {
     ended.assign(std::make_move_iterator(first), std::make_move_iterator(freed_.end()));
     freed_.erase(first, freed_.end());
   }
-  for (const Freed& f : ended) {
-    for (const Ref<Event>& e : f.pending) {
-      try {
-        e->wait();
-      } catch (const Error&) {  // reported where the result is used
-      }
-    }
-  }
+  for (const Freed& f : ended)
+    for (const Ref<Event>& e : f.pending) wait_ended(*e);
   std::lock_guard lock(mutex_);
   for (const Freed& f : ended) cached_[f.bytes].push_back(f.at);
 }

@@ -12,6 +12,7 @@
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/memory_ledger.h"
 #include "core/backend/cuda/pinned.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/env.h"
 #include "core/base/error.h"
@@ -84,13 +85,18 @@ class CudaRuntime final : public DeviceRuntime {
     if (Memory& m = memory(index); m.cached) m.cached->release_cached();
   }
   Stream stream(int index) override { return compute_stream(index); }
+  Stream copy_stream(int index, int turn) override { return cuda::copy_stream(index, turn); }
+  Stream exchange_stream(const Stream& stream) override { return exchange_compute_stream(stream); }
   Ref<Event> record(const Stream& stream) override { return make_ref<StreamEvent>(stream); }
   bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
             const Stream& stream) override {
     cuda::copy(to, to_device, from, from_device, bytes, stream);
+    if (!to_device.is_cpu() && !from_device.is_cpu()) return false;
+    if (pinned_allocator().owns(to_device.is_cpu() ? to : from)) return true;
     // With ordinary memory the driver is done with the host's side when the call returns.
-    return (to_device.is_cpu() && pinned_allocator().owns(to)) ||
-           (from_device.is_cpu() && pinned_allocator().owns(from));
+    note_host_wait();
+    if (to_device.is_cpu()) raise_refusals(stream);
+    return false;
   }
   void synchronize(const Stream& stream) override { cuda::synchronize(stream); }
   bool compiles_cuda() const override { return true; }

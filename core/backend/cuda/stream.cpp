@@ -1,12 +1,17 @@
 #include "core/backend/cuda/stream.h"
 
+#include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/library.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/base/error.h"
 #include "core/tensor/allocator.h"
+#include "core/tensor/wait_ended.h"
 
 namespace tessera::cuda {
 namespace {
@@ -67,15 +72,39 @@ struct ComputeStreams {
   }
 };
 
+thread_local ComputeStreams own;
+
+thread_local int64_t waits = 0;
+
 }  // namespace
 
 Stream compute_stream(int device) {
-  thread_local ComputeStreams own;
   if (size_t(device) < own.streams.size() && own.streams[size_t(device)].handle) [[likely]]
     return own.streams[size_t(device)];
   context_of(device);  // throws where there is no such card
   if (own.streams.size() <= size_t(device)) own.streams.resize(size_t(device) + 1);
   return own.streams[size_t(device)] = take_stream(device, SideStream::Priority::kNormal);
+}
+
+Stream copy_stream(int device, int turn) {
+  thread_local std::map<std::pair<int, int>, std::unique_ptr<SideStream>> streams;
+  auto& side = streams[{device, turn}];
+  if (!side) {
+    side = std::make_unique<SideStream>(device);
+    share_refusals(side->stream(), compute_stream(device));
+  }
+  return side->stream();
+}
+
+Stream exchange_compute_stream(const Stream& stream) {
+  const Stream before = compute_stream(stream.device.index);
+  own.streams[size_t(stream.device.index)] = stream;
+  return before;
+}
+
+bool is_own_compute_stream(const Stream& stream) {
+  const size_t device = size_t(stream.device.index);
+  return device < own.streams.size() && own.streams[device] == stream;
 }
 
 SideStream::SideStream(int device, Priority priority)
@@ -102,6 +131,7 @@ void StreamEvent::operator delete(void* p, size_t bytes) { pool_deallocate(p, by
 
 bool StreamEvent::done() const {
   if (done_.load(std::memory_order_acquire)) return true;
+  CurrentDevice current(stream_.device.index);  // threads that only wait have none
   const Result r = driver().event_query.result(event_);
   if (r == Result::kNotReady) return false;
   // After a failure nothing runs any more; wait() throws it.
@@ -110,9 +140,13 @@ bool StreamEvent::done() const {
 }
 
 void StreamEvent::wait() {
-  if (done_.load(std::memory_order_acquire)) return;
-  driver().event_synchronize(event_);
-  done_.store(true, std::memory_order_release);
+  if (!done_.load(std::memory_order_acquire)) {
+    CurrentDevice current(stream_.device.index);
+    note_host_wait();
+    driver().event_synchronize(event_);
+    done_.store(true, std::memory_order_release);
+  }
+  if (!waits_for_memory()) raise_refusals(stream_);
 }
 
 void StreamEvent::wait_on(const Stream& stream) {
@@ -134,7 +168,12 @@ double elapsed_ms(StreamEvent& from, StreamEvent& to) {
 
 void synchronize(const Stream& stream) {
   CurrentDevice current(stream.device.index);
+  note_host_wait();
   driver().stream_synchronize(handle_of(stream));
+  raise_refusals(stream);
 }
+
+int64_t host_waits() { return waits; }
+void note_host_wait() { ++waits; }
 
 }  // namespace tessera::cuda

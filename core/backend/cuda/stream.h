@@ -20,6 +20,13 @@ inline StreamHandle handle_of(const Stream& stream) {
 /// The calling thread's compute stream on card `device`. It is the thread's until that ends; then
 /// another thread may get it.
 Stream compute_stream(int device);
+/// The calling thread's streams for copies beside its kernels, by turn 0 and 1. What ops on the
+/// compute stream refuse is thrown by waits for these, too.
+Stream copy_stream(int device, int turn);
+/// Makes `stream` the calling thread's compute stream on its card; returns the one before.
+Stream exchange_compute_stream(const Stream& stream);
+/// Whether `stream` is the calling thread's compute stream on its card.
+bool is_own_compute_stream(const Stream& stream);
 
 /// A stream of its own for as long as this lives; the work on it may outlive this.
 class SideStream {
@@ -47,7 +54,8 @@ class StreamEvent final : public Event {
   static void operator delete(void* p, size_t bytes);
 
   bool done() const override;
-  /// Throws what a kernel before the event failed with.
+  /// Throws what a kernel before the event failed with, and what an op of its stream has refused
+  /// (refusals.h).
   void wait() override;
   /// Does nothing on the event's own stream, and where the event is known to have happened. Blocks
   /// for a stream that is not CUDA's.
@@ -65,7 +73,13 @@ class StreamEvent final : public Event {
 /// Milliseconds between two events with timing; waits for both.
 double elapsed_ms(StreamEvent& from, StreamEvent& to);
 
-/// Blocks until all that was enqueued on `stream` has ended; throws what failed there.
+/// Blocks until all that was enqueued on `stream` has ended; throws what failed there, and what an
+/// op has refused (refusals.h).
 void synchronize(const Stream& stream);
+
+/// How often the calling thread has waited for a card, or may have waited while the driver read or
+/// wrote memory that is not pinned.
+int64_t host_waits();
+void note_host_wait();
 
 }  // namespace tessera::cuda

@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/base/error.h"
@@ -29,6 +31,38 @@ char* reserve() {
 
 void* bytes_at(const void* address) {
   return address ? const_cast<char*>(static_cast<const char*>(address)) + kRange : nullptr;
+}
+
+void* Pinned::allocate(size_t bytes) {
+  const size_t size = std::bit_ceil(std::max<size_t>(bytes, 64));
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < freed_.size(); ++i) {
+    Freed& f = freed_[i];
+    if (f.bytes != size || !std::ranges::all_of(f.pending, [](auto& e) { return e->done(); }))
+      continue;
+    char* at = f.at;
+    freed_.erase(freed_.begin() + ptrdiff_t(i));
+    std::memset(at, 0xff, size);
+    return at;
+  }
+  char* at = static_cast<char*>(std::aligned_alloc(64, size));
+  blocks_[at] = size;
+  return at;
+}
+
+void Pinned::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {
+  std::lock_guard lock(mutex_);
+  freed_.push_back({static_cast<char*>(p),
+                    std::bit_ceil(std::max<size_t>(bytes, 64)),
+                    {pending.begin(), pending.end()}});
+}
+
+bool Pinned::owns(const void* p) {
+  std::lock_guard lock(mutex_);
+  const auto next = blocks_.upper_bound(static_cast<const char*>(p));
+  if (next == blocks_.begin()) return false;
+  const auto& [at, bytes] = *std::prev(next);
+  return static_cast<const char*>(p) < at + bytes;
 }
 
 Memory::Memory(Device device) : device_(device), begin_(reserve()) {}

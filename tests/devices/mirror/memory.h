@@ -38,4 +38,25 @@ class Memory final : public tessera::Allocator {
   std::unordered_map<void*, tessera::Stream> home_streams_;  // of blocks in use
 };
 
+/// Memory of the host that copies use while the host goes on. A block that is freed gets values
+/// that are nobody's when the copies that use it have run, and then a next owner.
+class Pinned final : public tessera::Allocator {
+ public:
+  void* allocate(size_t bytes) override;
+  void deallocate(void* p, size_t bytes) override { deallocate_after(p, bytes, {}); }
+  void deallocate_after(void* p, size_t bytes,
+                        std::span<const tessera::Ref<tessera::Event>> pending) override;
+  bool owns(const void* p);
+
+ private:
+  struct Freed {
+    char* at;
+    size_t bytes;
+    std::vector<tessera::Ref<tessera::Event>> pending;
+  };
+  std::mutex mutex_;
+  std::map<const char*, size_t> blocks_;  // every one, and its bytes
+  std::vector<Freed> freed_;
+};
+
 }  // namespace mirror

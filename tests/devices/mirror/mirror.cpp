@@ -3,8 +3,7 @@
 #include <array>
 #include <cstring>
 
-#include "core/dispatch/kernel.h"
-#include "core/primitive/registry.h"
+#include "core/dispatch/other_kernels.h"
 #include "core/tensor/device_runtime.h"
 #include "memory.h"
 #include "schedule.h"
@@ -21,17 +20,26 @@ class Mirror final : public DeviceRuntime {
   std::string_view name() const override { return "mirror"; }
   int count() override { return kDevices; }
   std::string describe(int) override { return "kernels of the CPU, run later"; }
+  Allocator& host_allocator() override { return pinned(); }
   Allocator& allocator(int index) override { return memory(index); }
   MemoryStats memory_stats(int index) override { return memory(index).stats(); }
   void reset_peak_memory(int index) override { memory(index).reset_peak(); }
   void release_cached_memory(int) override {}
   Stream stream(int index) override { return stream_of_thread({kind(), int8_t(index)}); }
+  Stream copy_stream(int index, int turn) override {
+    return copy_stream_of_thread({kind(), int8_t(index)}, turn);
+  }
+  Stream exchange_stream(const Stream& s) override { return mirror::exchange_stream(s); }
   Ref<Event> record(const Stream& s) override { return mirror::record(s); }
   void synchronize(const Stream& s) override { mirror::synchronize(s); }
 
   bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
             const Stream& stream) override {
     if (bytes == 0) return false;
+    if (from_device.is_cpu() && pinned().owns(from)) {
+      enqueue(stream, [=, to = bytes_at(to)] { std::memcpy(to, from, bytes); });
+      return true;
+    }
     if (from_device.is_cpu()) {  // it is read now: later, the program may have changed it
       const char* first = static_cast<const char*>(from);
       enqueue(stream, [to = bytes_at(to), values = std::vector<char>(first, first + bytes)] {
@@ -45,14 +53,21 @@ class Mirror final : public DeviceRuntime {
   }
 
  private:
+  Pinned& pinned() {
+    static auto& one = *new Pinned;
+    return one;
+  }
   Memory& memory(int index) {
     static auto& all = *new std::array<Memory, kDevices>{Memory({kind(), 0}), Memory({kind(), 1})};
     return all[size_t(index)];
   }
 };
 
+// That of the table, or the op's own; false where it has neither.
 const Kernel& cpu_kernel(const Primitive& prim) {
-  return kernel_table().find(DeviceKind::kCPU, prim.id());
+  const Kernel& kernel = kernel_table().find(DeviceKind::kCPU, prim.id());
+  const Kernel* own = kernel ? nullptr : prim.own_kernel(DeviceKind::kCPU);
+  return own ? *own : kernel;
 }
 
 // What the CPU's kernel gets for `t`: the same elements where the host can reach them. Numbers of
@@ -89,22 +104,20 @@ void run(const Primitive& prim, std::span<const Tensor> in, std::span<const Tens
   });
 }
 
-void register_kernels(KernelTable& table) {
-  const DeviceKind kind = *find_device_kind("mirror");
-  op_registry();  // names every op, so that all are linked and op_info knows them
-  for (int id = 0; id < op_count(); ++id) {
-    const std::string_view op = op_name(OpId(id));
-    if (const Kernel& cpu = table.find(DeviceKind::kCPU, OpId(id)))
-      table.add(kind, op,
-                {plan, run, cpu.keeps_plan, op_info(op).traits.kind == OpKind::kPointwise});
-  }
+// Ops of the library and those of programs alike, whenever they are made.
+const Kernel* kernel_of(const Primitive& prim) {
+  static const Kernel kernels[] = {
+      {plan, run}, {plan, run, true}, {plan, run, false, true}, {plan, run, true, true}};
+  const Kernel& cpu = cpu_kernel(prim);
+  const bool numbers = prim.traits().kind == OpKind::kPointwise;
+  return cpu ? &kernels[size_t(cpu.keeps_plan) + 2 * size_t(numbers)] : nullptr;
 }
 
 }  // namespace
 
 Device device(int index) {
   static const DeviceKind kind = register_device(std::make_unique<Mirror>());
-  [[maybe_unused]] static const bool has_kernels = (add_kernels(register_kernels), true);
+  [[maybe_unused]] static const bool has_kernels = (add_other_kernels(kind, kernel_of), true);
   return {kind, int8_t(index)};
 }
 

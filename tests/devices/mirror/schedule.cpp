@@ -1,8 +1,10 @@
 #include "schedule.h"
 
+#include <array>
 #include <deque>
 #include <mutex>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/base/deterministic.h"
@@ -159,12 +161,29 @@ Scheduler& scheduler() {
 }
 std::atomic<bool> waits_are_lost = false;
 
+// Those of one thread on one device: for kernels, and for copies by turns.
 struct ThreadQueues {
-  std::vector<Queue*> queues;
-  ~ThreadQueues() {
-    for (Queue* q : queues) scheduler().leave_queue(q);
+  Device device;
+  std::array<Queue*, 3> own = {};
+  Queue* current = nullptr;  // that kernels run on
+};
+
+struct AllThreadQueues {
+  std::vector<ThreadQueues> devices = {};
+  ThreadQueues& of(Device device) {
+    for (ThreadQueues& t : devices)
+      if (t.device == device) return t;
+    ThreadQueues& t = devices.emplace_back(device);
+    for (Queue*& q : t.own) q = scheduler().take_queue(device);
+    t.current = t.own[0];
+    return t;
+  }
+  ~AllThreadQueues() {
+    for (ThreadQueues& t : devices)
+      for (Queue* q : t.own) scheduler().leave_queue(q);
   }
 };
+thread_local AllThreadQueues mine;
 
 Queue& queue_of(const Stream& s) { return *static_cast<Queue*>(s.handle); }
 
@@ -189,12 +208,15 @@ void set_seed(std::optional<uint64_t> seed) { scheduler().seed_with(seed); }
 void lose_stream_waits(bool on) { waits_are_lost = on; }
 int64_t host_waits() { return scheduler().host_waits(); }
 
-Stream stream_of_thread(Device device) {
-  thread_local ThreadQueues mine;
-  for (Queue* q : mine.queues)
-    if (q->device == device) return {device, q};
-  mine.queues.push_back(scheduler().take_queue(device));
-  return {device, mine.queues.back()};
+Stream stream_of_thread(Device device) { return {device, mine.of(device).current}; }
+
+Stream copy_stream_of_thread(Device device, int turn) {
+  return {device, mine.of(device).own[size_t(1 + turn)]};
+}
+
+Stream exchange_stream(const Stream& stream) {
+  Queue*& current = mine.of(stream.device).current;
+  return {stream.device, std::exchange(current, &queue_of(stream))};
 }
 
 void enqueue(const Stream& stream, std::function<void()> run) {

@@ -19,6 +19,10 @@ void lose_stream_waits(bool on);
 /// The calling thread's stream on `device`. A thread that ends leaves its streams to others, so a
 /// handle is valid until the program ends.
 tessera::Stream stream_of_thread(tessera::Device device);
+/// Others of the calling thread, for copies: of turn 0 and 1.
+tessera::Stream copy_stream_of_thread(tessera::Device device, int turn);
+/// Lets stream_of_thread return `stream`; returns what it was.
+tessera::Stream exchange_stream(const tessera::Stream& stream);
 void enqueue(const tessera::Stream& stream, std::function<void()> run);
 /// The end of what is on `stream` now; null where it has ended.
 tessera::Ref<tessera::Event> record(const tessera::Stream& stream);

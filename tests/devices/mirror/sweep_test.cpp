@@ -4,6 +4,7 @@
 
 #include "core/core.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/kernel.h"
 #include "core/primitive/attributes.h"
 #include "core/primitive/registry.h"
 #include "testing.h"
@@ -84,6 +85,46 @@ std::vector<Tensor> run_on(Device device, const Sample& s) {
   for (const Tensor& leaf : leaves)
     if (leaf.grad().defined()) out.push_back(leaf.grad());
   return out;
+}
+
+// Ops of a program, made after the device was registered: one whose CPU kernel is in the table, and
+// one that brings its kernel for the CPU alone.
+class Times final : public Primitive {
+ public:
+  static inline const OpInfo kInTable{"times_three", {OpKind::kOther, Precision::kAsGiven, 1}},
+      kOwn{"times_five", {OpKind::kOther, Precision::kAsGiven, 1}};
+  explicit Times(const OpInfo& op) : Primitive(op) {}
+  Metas infer(MetaSpan in) const override {
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
+  const Kernel* own_kernel(DeviceKind device) const override {
+    static const Kernel kernel{plan, run<5>};
+    return device == DeviceKind::kCPU && name() == kOwn.name ? &kernel : nullptr;
+  }
+  static void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+    plan.all_dense = true;
+  }
+  template <int kBy>
+  static void run(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
+                  Workspace, const Stream&) {
+    for (int64_t i = 0; i < in[0].numel(); ++i)
+      out[0].data<float>()[i] = in[0].values<float>()[i] * kBy;
+  }
+};
+
+TEST(Mirror, OpsOfAProgramRunByTheirCpuKernels) {
+  const Device device = mirror::device();
+  add_kernels([](KernelTable& table) {
+    table.add(DeviceKind::kCPU, Times::kInTable.name, {Times::plan, Times::run<3>});
+  });
+  const Tensor x = arange(0, 6, 1, {kF32, kCPU}).reshape({2, 3});
+  for (const OpInfo* op : {&Times::kInTable, &Times::kOwn}) {
+    const PrimRef prim(new Times(*op));
+    const Tensor y = dispatch1(prim, operands(x.to(device).transpose(0, 1)));
+    EXPECT_EQ(y.device(), device);
+    EXPECT_TRUE(mirror::same_bits(y, dispatch1(prim, operands(x.transpose(0, 1)))));
+    EXPECT_EQ(y.cpu().values<float>()[5], op == &Times::kOwn ? 25 : 15);
+  }
 }
 
 TEST(Mirror, EveryOpAndItsGradientHaveTheBitsOfTheCpu) {

@@ -142,6 +142,20 @@ TEST_F(Memory, PinnedBuffersCarryCopies) {
   EXPECT_EQ(cuda().host_free(a), Result::kSuccess);
   EXPECT_EQ(cuda().host_free(b), Result::kSuccess);
 }
+// At the address that the host has, on every device.
+TEST_F(Memory, KernelsReachPinnedBuffers) {
+  const Module module(R"(extern "C" __global__ void f(unsigned long long* p) {
+  atomicMax(p + threadIdx.x % 2, (unsigned long long)threadIdx.x << 32);
+})");
+  void* p;
+  check(cuda().host_allocate(&p, 4096, kHostAllocPortable), "pinned");
+  std::memset(p, 0, 4096);
+  run(module["f"], 1, 64, 0, stream, p);
+  EXPECT_EQ(cuda().stream_synchronize(stream), Result::kSuccess);
+  EXPECT_EQ(static_cast<uint64_t*>(p)[0], uint64_t{62} << 32);
+  EXPECT_EQ(static_cast<uint64_t*>(p)[1], uint64_t{63} << 32);
+  EXPECT_EQ(cuda().host_free(p), Result::kSuccess);
+}
 TEST_F(Memory, FillsCountElements) {
   const DevicePtr p = upload(std::vector<int>(4, -1), stream);
   EXPECT_EQ(cuda().fill_8(p, 1, 4, stream), Result::kSuccess);

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <new>
 
+#include "tests/vgpu/fake/gpu.h"
+
 namespace vgpu {
 
 namespace {
@@ -126,8 +128,10 @@ void Shadow::touch_word(Word& w, uintptr_t at, uint8_t bytes, VgpuAccess kind, c
   w.writer_atomic = kind == kVgpuAtomic;
 }
 
+// Kernels may use pinned buffers of the host too; who else does so is not known here.
 void Shadow::touch(const void* p, int bytes, VgpuAccess kind) {
   const auto at = reinterpret_cast<uintptr_t>(p);
+  if (!memory_.contains(at) && gpu().pinned.find(p)) return;
   touch_range(at, static_cast<size_t>(bytes), kind, op_->device);
 }
 

@@ -123,7 +123,11 @@ TESSERA_FN Offsets<kOperands> offsets(const Walk& w, unsigned i) {
   return at;
 }
 
-TESSERA_FN void report(Report* to, long position) { atomicMax(to, ~static_cast<Report>(position)); }
+/// Refuses `value` at `position`, which is below 2^31.
+TESSERA_FN void report(Report* to, long position, long value) {
+  const long held = value < -0x80000000L ? -0x80000000L : value > 0x7fffffffL ? 0x7fffffffL : value;
+  atomicMax(to, (~static_cast<Report>(position) << 32) | static_cast<unsigned>(held));
+}
 
 // ---- joins ----
 

@@ -6,8 +6,9 @@ namespace tessera::device {
 inline constexpr int kRandomThreads = 256;
 
 /// The stream of one key, as on the CPU.
-TESSERA_FN uint64_t stream_key(const long* key) {
-  return low64(philox4x32(uint64_t(key[0]), 0x7465737365726121ull, uint64_t(key[1])));
+TESSERA_FN uint64_t stream_key(const RandomCall& c) {
+  const long seed = c.key ? c.key[0] : c.seed, number = c.key ? c.key[1] : c.number;
+  return low64(philox4x32(uint64_t(seed), 0x7465737365726121ull, uint64_t(number)));
 }
 
 /// The global index of element e of this part: the nest `place` walks over the local extents with

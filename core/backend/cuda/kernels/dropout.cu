@@ -11,7 +11,7 @@ TESSERA_FN void dropout(const RandomCall& c) {
   using C = Compute<T>;
   const unsigned e = blockIdx.x * kRandomThreads + threadIdx.x;
   if (e >= c.total) return;
-  const uint64_t key = stream_key(c.key);
+  const uint64_t key = stream_key(c);
   uint64_t hi = ~uint64_t(0), index;
   if (c.samples) {
     const unsigned sample = e / c.place.count;

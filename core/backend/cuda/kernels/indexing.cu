@@ -25,7 +25,7 @@ TESSERA_FN IndexedPlace place_of(const IndexCall& c, unsigned e) {
   const long id = static_cast<const I*>(c.index)[at];
   IndexedPlace p = {long(o), long(k), long(i), id - c.begin};
   if (id < 0 || id >= c.extent) {
-    if (i == 0 || !c.vector) report(c.report, c.vector ? long(k) : long(e));
+    if (i == 0 || !c.vector) report(c.report, c.vector ? long(k) : long(e), id);
     p.row = -1;
   } else if (p.row < 0 || p.row >= c.rows) {
     p.row = -2;
@@ -72,7 +72,7 @@ TESSERA_FN void wrap(const IndexCall& c) {
   const unsigned e = blockIdx.x * kIndexThreads + threadIdx.x;
   if (e >= c.count) return;
   const long v = static_cast<const long*>(c.index)[e];
-  if (v < -c.extent || v >= c.extent) report(c.report, long(e));
+  if (v < -c.extent || v >= c.extent) report(c.report, long(e), v);
   static_cast<long*>(c.out)[e] = v < 0 ? v + c.extent : v;
 }
 

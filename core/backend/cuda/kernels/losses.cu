@@ -37,7 +37,7 @@ TESSERA_FN void cross_entropy(const LossCall& c) {
     const auto cols = H::columns(c.n, c.packs);
     const long target = c.targets[row];
     const bool counts = target != c.ignored, valid = target >= 0 && target < long(c.n);
-    if (counts && !valid && cols.thread == 0) report(c.report, row);
+    if (counts && !valid && cols.thread == 0) report(c.report, row, target);
     C* term = static_cast<C*>(c.terms) + row;
     T* grad = c.grad ? static_cast<T*>(c.grad) + row * c.n : nullptr;
     if (!counts || !valid) {

@@ -30,8 +30,9 @@ struct Walk {
   int stride[kWalkOperands][kWalkDims];
 };
 
-/// Where kernels report an operand that they refuse: zero, or the complement of the first bad
-/// position, which is the largest of those that threads wrote. The host waits for it.
+/// Where kernels report an operand that they refuse, in pinned memory of the host: zero, or the
+/// complement of the first bad position (in 32 bits) above its value (held to 32 bits), which is
+/// the largest of what threads wrote.
 using Report = unsigned long long;
 
 // ---- pointwise.cu ----
@@ -152,7 +153,7 @@ struct SparseCall {
   const void *values, *dense;
   void* out;
   long *row, *positions;
-  Report* report;
+  Report *report, *column_report;
   long columns;
   Divisor inner;
   unsigned rows, edges, n, count;
@@ -161,9 +162,11 @@ struct SparseCall {
 // ---- random.cu, dropout.cu ----
 
 /// `place` walks over the elements that are here with the strides of the whole tensor; `first` is
-/// the whole tensor's index of the first. `key` [2] and `samples` lie on the device.
+/// the whole tensor's index of the first. `key` [2] and `samples` lie on the device; without `key`,
+/// `seed` and `number` are the key.
 struct RandomCall {
   const long* key;
+  long seed, number;
   const long* samples;
   const void* in;
   void* out;

@@ -27,7 +27,7 @@ struct Apply2 {
   TESSERA_FN R of(const PointwiseCall& c, long position, Compute<T> x, Compute<T> y) {
     if constexpr (kTraps && kIsInteger<Compute<T>>)
       if (y == 0) {
-        report(c.report, position);
+        report(c.report, position, 0);
         y = 1;
       }
     return Narrow<R>::from(F::apply(x, y));

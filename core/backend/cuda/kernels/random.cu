@@ -1,5 +1,5 @@
 // Random tensors: element `index` of the whole tensor draws from the stream of its key at that
-// place, whatever part of the tensor is here. The key is read on the device. After math_trig.h and
+// place, whatever part of the tensor is here. After math_trig.h and
 // draws.h. Invariant: f32, 16-bit floats and integers have the bits of the CPU; normals of f64 call
 // libm.
 namespace tessera::device {
@@ -60,7 +60,7 @@ template <class T, int kKind>
 TESSERA_FN void random(const RandomCall& c) {
   const unsigned e = blockIdx.x * kRandomThreads + threadIdx.x;
   if (e >= c.place.count) return;
-  const uint64_t key = stream_key(c.key), index = global_index(c, e);
+  const uint64_t key = stream_key(c), index = global_index(c, e);
   T* out = static_cast<T*>(c.out) + e;
   if constexpr (kKind == 0) *out = uniform<T>(key, index);
   if constexpr (kKind == 1) *out = normal<T>(key, index);

@@ -22,7 +22,7 @@ TESSERA_FN void join_segments(const SegmentCall& c) {
   if (j > 0 && c.keys[j - 1] == key) return;
   const long row = key - c.begin;
   if (key < 0 || key >= c.extent) {
-    if (i == 0) report(c.report, long(c.order[j]));
+    if (i == 0) report(c.report, long(c.order[j]), key);
     return;
   }
   if (key == c.ignored || row < 0 || row >= c.rows) return;
@@ -48,7 +48,7 @@ TESSERA_FN void join_sorted(const SegmentCall& c) {
   const int* order = c.order + long(line) * c.n.divisor;
   if (j > 0 && keys[j - 1] == row) return;
   const long first = long(o) * c.n.divisor * c.inner.divisor + i;
-  if (row < 0 || row >= c.extent) return report(c.report, first + long(order[j]) * c.inner.divisor);
+  if (row < 0 || row >= c.extent) return report(c.report, first + long(order[j]) * c.inner.divisor, row);
   Out* to = static_cast<Out*>(c.out) + (long(o) * c.rows + row) * c.inner.divisor + i;
   const In* from = static_cast<const In*>(c.in) + first;
   C total = widen(*to);
@@ -69,7 +69,7 @@ TESSERA_FN void join_lines(const SegmentCall& c) {
     const long at = (long(o) * c.n.divisor + k) * c.inner.divisor + i;
     const long row = c.keys[at];
     if (row < 0 || row >= c.extent) {
-      report(c.report, at);
+      report(c.report, at, row);
       continue;
     }
     C& to = static_cast<C*>(c.out)[(long(o) * c.rows + row) * c.inner.divisor + i];

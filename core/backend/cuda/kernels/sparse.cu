@@ -9,18 +9,19 @@ inline constexpr unsigned kSparseThreads = 256;
 
 TESSERA_FN unsigned sparse_thread() { return blockIdx.x * kSparseThreads + threadIdx.x; }
 
-/// offsets [rows + 1] rise from 0 to `edges`: the first that does not is reported. So is the first
-/// of `col` [edges] outside of [0, columns), counted behind the offsets, where there is a col.
+/// offsets [rows + 1] rise from 0 to `edges`: the first that does not is reported. So is, in a word of
+/// its own, the first of `col` [edges] outside of [0, columns), where there is a col.
 TESSERA_FN void check_structure(const SparseCall& c) {
   const unsigned e = sparse_thread();
   if (e >= c.count) return;
   if (e <= c.rows) {
     const long at = c.crow[e];
     const bool bad = (e == 0 ? at != 0 : at < c.crow[e - 1]) || (e == c.rows && at != c.edges);
-    if (bad) report(c.report, long(e));
+    if (bad) report(c.report, long(e), at);
   } else {
-    const long column = c.col[e - c.rows - 1];
-    if (column < 0 || column >= c.columns) report(c.report, long(e));
+    const unsigned k = e - c.rows - 1;
+    const long column = c.col[k];
+    if (column < 0 || column >= c.columns) report(c.column_report, long(k), column);
   }
 }
 

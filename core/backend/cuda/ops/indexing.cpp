@@ -1,5 +1,6 @@
 // Ops that read and write by position, on [outer, n, inner] around the indexed dim, and embeddings,
-// which are rows of a table. A position that is not there is waited for, since it has to be thrown.
+// which are rows of a table. A position that is not there is refused (refusals.h): reads of it give
+// zeros, writes to it are left out.
 #include "core/backend/cuda/kernels/indexing.h"
 
 #include <algorithm>
@@ -8,8 +9,8 @@
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/register.h"
-#include "core/backend/cuda/ops/report.h"
 #include "core/backend/cuda/ops/sort.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
 #include "core/ops/dim_attributes.h"
@@ -65,22 +66,23 @@ IndexCall call_for(const Tensor& index, int dim, int64_t rows) {
   return c;
 }
 
-void check(const ReportWord& refused, const Primitive& p, const Tensor& index, int dim,
-           int64_t extent) {
-  if (const auto at = refused.first())
-    throw UserError(fmt::format("{}: the index at element {} of {} is outside dim {} of extent {}",
-                                p.name(), *at, describe(index), dim, extent));
+Refusal outside_dim(const Primitive& p, int dim, int64_t extent) {
+  return {p.name(), "{0}: the index {1} at element {2} is outside dim {3} of extent {4}", dim,
+          extent};
+}
+Refusal outside_table(const Primitive& p, int64_t rows) {
+  return {p.name(), "{0}: the id {1} at position {2} is outside the table of {3} rows", rows};
 }
 
 void run_gather(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const int dim = dim_of(prim);
   if (out[0].numel() == 0) return;
   IndexCall c = call_for(in[1], dim, in[0].size(dim));
-  const ReportWord refused(stream);
+  const RefusalWord refused(stream, outside_dim(prim, dim, c.extent));
   c.in = in[0].device_data(), c.out = out[0].device_data(), c.report = refused.data();
   launch(indexing_instance(int(size_of(in[0].dtype())), in[1].dtype()).name, "gather",
          cover(c.count, 256), stream, c);
-  check(refused, prim, in[1], dim, c.extent);
+  refused.launched();
 }
 
 // out = x, but src at the index.
@@ -91,26 +93,26 @@ void run_scatter(const Primitive& prim, In in, Out out, Workspace, const Stream&
   const Tensor winner = empty(out[0].shape(), kI32, stream.device);
   fill(winner, 0, stream);
   IndexCall c = call_for(in[1], dim, out[0].size(dim));
-  const ReportWord refused(stream);
+  const RefusalWord refused(stream, outside_dim(prim, dim, c.extent));
   c.in = in[2].device_data(), c.out = out[0].device_data(), c.report = refused.data();
   c.winner = winner.device_data();
   const std::string name = indexing_instance(int(size_of(in[0].dtype())), in[1].dtype()).name;
   for (const char* entry : {"claim", "scatter"})
     launch(name, entry, cover(c.count, 256), stream, c);
-  check(refused, prim, in[1], dim, c.extent);
+  refused.launched();
 }
 
 void run_wrap_index(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const int64_t extent = attributes_of<WrapIndexAttributes>(prim).extent;
   if (in[0].numel() == 0) return;
   IndexCall c{};
-  const ReportWord refused(stream);
+  const RefusalWord refused(
+      stream,
+      {prim.name(), "{0}: the index {1} at element {2} is outside an extent of {3}", extent});
   c.index = in[0].device_data(), c.out = out[0].device_data(), c.report = refused.data();
   c.extent = extent, c.count = countable(in[0].numel(), "an index");
   launch(indexing_instance(8, kI64).name, "wrap", cover(c.count, 256), stream, c);
-  if (const auto at = refused.first())
-    throw UserError(fmt::format("{}: the index at element {} of {} is outside an extent of {}",
-                                prim.name(), *at, describe(in[0]), extent));
+  refused.launched();
 }
 
 // A gather of whole rows: [rows, bytes] by a vector, in the widest elements that fit.
@@ -125,17 +127,15 @@ void run_embedding(const Primitive& prim, In in, Out out, Workspace, const Strea
   TESSERA_CHECK(ids.numel() * inner < int64_t(1) << 31,
                 "cuda: an embedding of {} is more than 31 bits count", describe(out[0]));
   IndexCall c{};
-  const ReportWord refused(stream);
+  c.begin = a.begin, c.rows = a.rows, c.extent = a.extent ? a.extent : a.rows;
+  const RefusalWord refused(stream, outside_table(prim, c.extent));
   c.in = table.device_data(), c.index = ids.device_data(), c.out = out[0].device_data();
   c.report = refused.data();
   c.vector = 1, c.index_stride = 1;
-  c.begin = a.begin, c.rows = a.rows, c.extent = a.extent ? a.extent : a.rows;
   c.inner = make_divisor(uint32_t(inner)), c.n = make_divisor(uint32_t(ids.numel()));
   c.count = unsigned(ids.numel() * inner);
   launch(indexing_instance(bytes, ids.dtype()).name, "gather", cover(c.count, 256), stream, c);
-  if (const auto at = refused.first())
-    throw UserError(fmt::format("embedding: the id at position {} is outside the table of {} rows",
-                                *at, c.extent));
+  refused.launched();
 }
 
 // Ids are sorted, and each row of the table is one thread's sum over its ids, in the order in which
@@ -153,19 +153,17 @@ void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const 
   }
   const Sorted by_id = sorted(ids, 1, n, 1, false, stream);
   SegmentCall c{};
-  const ReportWord refused(stream);
+  c.begin = a.begin, c.rows = a.rows, c.extent = a.extent ? a.extent : a.rows;
+  const RefusalWord refused(stream, outside_table(prim, c.extent));
   c.in = g.device_data(), c.out = out[0].device_data(), c.report = refused.data();
   c.keys = static_cast<const long*>(by_id.keys.device_data());
   c.order = static_cast<const int*>(by_id.places.device_data());
-  c.begin = a.begin, c.rows = a.rows, c.extent = a.extent ? a.extent : a.rows;
   c.ignored = a.padding_idx;
   c.inner = make_divisor(uint32_t(d)), c.n = make_divisor(uint32_t(n));
   c.count = countable(n * d, "a gradient of an embedding");
   launch(segments_instance("sum", g.dtype(), out[0].dtype()).name, "segments", cover(c.count, 256),
          stream, c);
-  if (const auto at = refused.first())
-    throw UserError(fmt::format("embedding: the id at position {} is outside the table of {} rows",
-                                *at, c.extent));
+  refused.launched();
 }
 
 // Lines that are walked from end to end are worth it where they are many or short.
@@ -190,9 +188,9 @@ void run_combine(const Primitive& prim, In in, Out out, Workspace, const Stream&
     convert(in[0], all, stream);
   if (index.numel() > 0) {
     SegmentCall c{};
-    const ReportWord refused(stream);
-    c.in = in[2].device_data(), c.out = all.device_data(), c.report = refused.data();
     c.rows = c.extent = out[0].size(dim), c.ignored = -1;
+    const RefusalWord refused(stream, outside_dim(prim, dim, c.extent));
+    c.in = in[2].device_data(), c.out = all.device_data(), c.report = refused.data();
     c.inner = make_divisor(uint32_t(a.inner)), c.n = make_divisor(uint32_t(a.n));
     c.count = countable(index.numel(), "an index");
     c.keys = static_cast<const long*>(index.device_data());
@@ -213,7 +211,7 @@ void run_combine(const Primitive& prim, In in, Out out, Workspace, const Stream&
     const std::string_view op = prim.name();  // scatter_sum, ..
     launch(segments_instance(op.substr(op.find('_') + 1), in[2].dtype(), to).name, entry,
            cover(c.count, 256), stream, c);
-    check(refused, prim, index, dim, c.extent);
+    refused.launched();
   }
   if (!all.is_same(out[0])) convert(all, out[0], stream);
 }

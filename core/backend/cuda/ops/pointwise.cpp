@@ -8,7 +8,7 @@
 
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/register.h"
-#include "core/backend/cuda/ops/report.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
 #include "core/tensor/element.h"
@@ -86,10 +86,10 @@ void run_trapping(const Primitive& prim, std::span<const Tensor> in, std::span<c
   const PointwiseOp& op = op_of(prim.id());
   const DType t = in[0].dtype();
   if (!is_integral(t)) return run_pointwise(prim, in, out, w, stream);
-  const ReportWord report(stream);
-  run_walk(pointwise_instance(op, t), shape_of(op, t), walked(in, out[0]), false, report.data(),
+  const RefusalWord refused(stream, {prim.name(), "{0}: integer division by zero at element {2}"});
+  run_walk(pointwise_instance(op, t), shape_of(op, t), walked(in, out[0]), false, refused.data(),
            stream);
-  TESSERA_CHECK(!report.first(), "{}: integer division by zero", prim.name());
+  refused.launched();
 }
 
 void run_cast(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,

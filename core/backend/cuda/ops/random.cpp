@@ -23,13 +23,23 @@ std::vector<WalkPiece> places(const Shape& shape, const Dims& begin, const Shape
   return pieces;
 }
 
+// A key on the card is read there; one of the host goes by value, and nothing is copied.
+void set_key(RandomCall& c, const Tensor& key) {
+  if (!key.device().is_cpu()) {
+    c.key = static_cast<const long*>(key.device_data());
+  } else {
+    const int64_t* k = key.values<int64_t>();
+    c.seed = k[0], c.number = k[1];
+  }
+}
+
 void run_random(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                 Workspace, const Stream& stream) {
   const auto& a = attributes_of<RandomAttributes>(prim);
   RandomCall c{};
   int64_t first = 0, done = 0;
   for (const WalkPiece& piece : places(a.shape, a.begin, a.global, &first)) {
-    c.key = static_cast<const long*>(in[0].device_data());
+    set_key(c, in[0]);
     c.out = static_cast<char*>(out[0].device_data()) + done * int64_t(size_of(a.dtype));
     done += piece.walk.count;
     c.first = first + piece.begin[0];
@@ -62,7 +72,7 @@ void run_dropout(const Primitive& prim, std::span<const Tensor> in, std::span<co
   TESSERA_CHECK(pieces.size() <= 1, "dropout: offsets in {} are more than 31 bits count",
                 to_string(global));
   for (const WalkPiece& piece : pieces) {
-    c.key = static_cast<const long*>(in[1].device_data());
+    set_key(c, in[1]);
     c.in = x.device_data(), c.out = out[0].device_data();
     c.first = first + piece.begin[0];
     c.threshold = uint32_t(a.p * 4294967296.0);
@@ -78,7 +88,7 @@ void run_dropout(const Primitive& prim, std::span<const Tensor> in, std::span<co
 void register_random(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   for (const char* op : {"rand", "randn", "randint"}) table.add(cuda, op, {.run = run_random});
-  table.add(cuda, "dropout", {.plan = plan_dropout, .run = run_dropout});
+  table.add(cuda, "dropout", {.plan = plan_dropout, .run = run_dropout, .host_scalars = true});
 }
 
 }  // namespace tessera::cuda

@@ -6,7 +6,7 @@
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/reduce.h"
 #include "core/backend/cuda/ops/register.h"
-#include "core/backend/cuda/ops/report.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
 #include "core/ops/fused_attributes.h"
@@ -122,7 +122,11 @@ void run_cross_entropy(const Primitive& prim, In in, std::span<const Tensor> out
   c.in = in[0].device_data(), c.targets = static_cast<const long*>(in[1].device_data());
   c.terms = terms.device_data(), c.scale = scale.device_data();
   c.grad = a.with_grad ? out[1].device_data() : nullptr, c.loss = out[0].device_data();
-  const ReportWord refused(stream);
+  const RefusalWord refused(
+      stream,
+      {prim.name(),
+       "{0}: the target {1} at row {2} is not a class; expected 0 to {3} or ignore_index {4}",
+       int64_t(shape.n) - 1, a.ignore_index});
   c.report = refused.data();
   c.ignored = a.ignore_index, c.rows = shape.rows, c.n = shape.n, c.mean = a.mean;
   RowsCall packed = shape;
@@ -133,11 +137,7 @@ void run_cross_entropy(const Primitive& prim, In in, std::span<const Tensor> out
   launch(name, "count", one, stream, c);
   if (c.rows > 0) launch(name, "rows", rows_geometry(hold, c.rows), stream, c);
   launch(name, "finish", one, stream, c);
-  if (const auto row = refused.first())
-    throw UserError(
-        fmt::format("cross_entropy: the target at row {} is not a class; expected 0 to {} or "
-                    "ignore_index {}",
-                    *row, int64_t(c.n) - 1, a.ignore_index));
+  refused.launched();
 }
 
 }  // namespace

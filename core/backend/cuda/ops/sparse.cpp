@@ -5,8 +5,8 @@
 #include "core/backend/cuda/kernels/indexing.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/register.h"
-#include "core/backend/cuda/ops/report.h"
 #include "core/backend/cuda/ops/sort.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
 #include "core/ops/dim_attributes.h"
@@ -25,33 +25,34 @@ void launch_sparse(DType t, std::string_view entry, const SparseCall& c, const S
   launch(sparse_instance(t).name, entry, cover(c.count, 256), stream, c);
 }
 
+// What is said of offsets.
+constexpr const char* kOffsets =
+    "{0}: offsets[{2}] is {1}, not in order; offsets rise from 0 to the number of elements";
+constexpr const char* kRows =
+    "{0}: crow[{2}] is {1}, not in order; offsets rise from 0 to the number of elements";
+
 // The call on offsets [rows + 1] over `edges` elements and, where it is defined, col [edges];
 // throws where they are none.
-SparseCall checked(const Primitive& p, const char* what, const Tensor& offsets, int64_t edges,
-                   const Tensor& col, int64_t columns, const Stream& stream) {
+SparseCall checked(const Primitive& p, const char* offsets_text, const Tensor& offsets,
+                   int64_t edges, const Tensor& col, int64_t columns, const Stream& stream) {
   SparseCall c{};
-  const ReportWord refused(stream);
+  const RefusalWord refused(stream, {p.name(), offsets_text});
+  const RefusalWord outside(stream,
+                            {p.name(), "{0}: col[{2}] is {1}, outside {3} columns", columns});
   c.crow = static_cast<const long*>(offsets.device_data()), c.report = refused.data();
+  c.column_report = outside.data();
   c.edges = countable(edges, "elements"), c.columns = columns;
   c.rows = countable(offsets.numel() - 1, "rows");
   c.count = countable(offsets.numel() + (col.defined() ? edges : 0), "offsets and columns");
   if (col.defined()) c.col = static_cast<const long*>(col.device_data());
   launch_sparse(kF32, "check", c, stream);
-  const auto at = refused.first();
-  if (at && *at <= c.rows)
-    throw UserError(
-        fmt::format("{}: {}[{}] is not in order; offsets rise from 0 to the number of "
-                    "elements, {}",
-                    p.name(), what, *at, edges));
-  if (at)
-    throw UserError(
-        fmt::format("{}: col[{}] is outside {} columns", p.name(), *at - c.rows - 1, columns));
+  refused.wait();
   return c;
 }
 
 void run_segment(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
   const Around r(in[0].shape(), attributes_of<SegmentAttributes>(p).dim);
-  SparseCall c = checked(p, "offsets", in[1], r.n, {}, 0, stream);
+  SparseCall c = checked(p, kOffsets, in[1], r.n, {}, 0, stream);
   if (out[0].numel() == 0) return;
   c.values = in[0].device_data(), c.out = out[0].device_data();
   c.inner = make_divisor(countable(r.inner, "elements"));
@@ -62,7 +63,7 @@ void run_segment(const Primitive& p, In in, Out out, Workspace, const Stream& st
 // Operands crow, col, values and dense: spmm and its extremes, where result 1 are edges, and sddmm,
 // whose values are a matrix.
 void run_product(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
-  SparseCall c = checked(p, "crow", in[0], in[1].numel(), in[1], in[3].size(0), stream);
+  SparseCall c = checked(p, kRows, in[0], in[1].numel(), in[1], in[3].size(0), stream);
   if (out[0].numel() == 0) return;
   c.values = in[2].device_data(), c.dense = in[3].device_data(), c.out = out[0].device_data();
   if (out.size() > 1) c.positions = static_cast<long*>(out[1].device_data());
@@ -75,7 +76,7 @@ void run_product(const Primitive& p, In in, Out out, Workspace, const Stream& st
 
 void run_csr_transpose(const Primitive& p, In in, Out out, Workspace, const Stream& stream) {
   const int64_t columns = attributes_of<CsrTransposeAttributes>(p).columns;
-  SparseCall c = checked(p, "crow", in[0], in[1].numel(), in[1], columns, stream);
+  SparseCall c = checked(p, kRows, in[0], in[1].numel(), in[1], columns, stream);
   const Sorted by_column = sorted(in[1], 1, c.edges, 1, false, stream);
   c.keys = static_cast<const long*>(by_column.keys.device_data());
   c.order = static_cast<const int*>(by_column.places.device_data());

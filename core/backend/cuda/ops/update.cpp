@@ -8,6 +8,7 @@
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
+#include "core/dispatch/copy.h"
 #include "core/ops/update_attributes.h"
 #include "core/primitive/primitive_of.h"
 #include "core/tensor/device_runtime.h"
@@ -26,13 +27,13 @@ void plan_lists(const Primitive&, In, std::span<Meta>, Plan& plan) {
   plan.assign_in_place = true;
 }
 
-// `n` values of the host on the device.
+// `n` values of the host on the device, by way of memory that nobody waits for.
 template <class T>
 Tensor on_device(const T* values, size_t n, const Stream& stream) {
-  const Tensor bytes = empty({int64_t(n * sizeof(T))}, kU8, stream.device);
-  runtime_of(stream.device)
-      .copy(bytes.device_data(), stream.device, values, kCPU, n * sizeof(T), stream);
-  return bytes;
+  const Tensor bytes = empty_in(Meta::contiguous({int64_t(n * sizeof(T))}, kU8, kCPU),
+                                runtime_of(stream.device).host_allocator());
+  if (n > 0) std::memcpy(bytes.raw(), values, n * sizeof(T));
+  return transferred(bytes, stream.device);
 }
 
 DType one_dtype(const Primitive& prim, In tensors) {

@@ -1,0 +1,61 @@
+// How a kernel that refuses an operand (a class that is not there, a division of integers by zero)
+// tells the host, which does not wait for it: the kernel leaves position and value in a word of
+// pinned memory, and goes on with zeros in the refused places. The host looks at the words of a
+// stream whenever it has waited for that stream, and at an op's own word before it launches the op
+// again. Invariant: words are never freed, so a kernel may write to its word whenever it runs. An
+// error is thrown by each wait until the thread whose stream it is has got it, and not again.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "core/backend/cuda/kernels/parameters.h"
+#include "core/tensor/stream.h"
+
+namespace tessera::cuda {
+
+/// What an op says of an operand that it refuses. `op` and `text` live as long as the program.
+struct Refusal {
+  std::string_view op;
+  const char* text;  // of fmt: {0} the op, {1} the value, {2} its position, {3} and {4} are a and b
+  int64_t a = 0, b = 0;
+};
+
+/// The word of one op on one stream, for a launch.
+class RefusalWord {
+ public:
+  /// Throws UserError where the word says that an earlier launch refused an operand.
+  RefusalWord(const Stream& stream, const Refusal& refusal);
+  Report* data() const { return word_; }
+  /// To be called after the launch. Waits where TESSERA_CUDA_SYNCHRONOUS=1, and throws UserError
+  /// for what was refused.
+  void launched() const;
+  /// Waits for the launch and throws UserError for what the stream's ops have refused: for an op
+  /// whose other kernels rely on what the launch looked at.
+  void wait() const;
+
+ private:
+  Stream stream_;
+  Report* word_;
+};
+
+/// Throws UserError for what ops on `stream` that have run have refused. Called by whatever waits
+/// for the stream.
+void raise_refusals(const Stream& stream);
+
+/// Lets raise_refusals(side) throw what ops on `compute` have refused: work on `side` reads their
+/// results.
+void share_refusals(const Stream& side, const Stream& compute);
+
+/// TESSERA_CUDA_SYNCHRONOUS=1: the host waits for every kernel, so that an error is thrown where it
+/// is made.
+bool synchronous();
+
+/// What a word says: the first position that was refused, and its value, held to 32 bits.
+struct Refused {
+  int64_t position, value;
+};
+constexpr Refused refused_of(Report word) {
+  return {int64_t(~uint32_t(word >> 32)), int32_t(uint32_t(word))};
+}
+
+}  // namespace tessera::cuda
