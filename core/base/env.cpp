@@ -53,6 +53,8 @@ constexpr Variable kTable[] = {
     {"TESSERA_CUDA_MEMORY", "", "megabytes that tensors may take of a GPU; default is all it has"},
     {"TESSERA_CUDA_ALLOCATOR", "cached",
      "cached, or exact: each tensor asks the driver, so that tools see its bounds (slow)"},
+    {"NVTX_INJECTION64_PATH", "",
+     "library of a profiler that is told of modules, ops and spans (set by nsys and ncu)"},
     {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},
     {"OMP_NUM_THREADS", "", "threads of CPU kernels per process (tlaunch sets it when unset)"},
 };

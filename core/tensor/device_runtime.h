@@ -10,10 +10,13 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/finding.h"
 #include "core/tensor/allocator.h"
 #include "core/tensor/event.h"
 
 namespace tessera {
+
+struct MemoryHolder;
 
 /// One kind of device, for all devices of that kind. Calls come from any thread.
 class DeviceRuntime {
@@ -55,6 +58,27 @@ class DeviceRuntime {
                     const Stream& stream) = 0;
   /// Blocks until what has been enqueued on `stream` has ended; throws what failed there.
   virtual void synchronize(const Stream& /*stream*/) {}
+
+  // What tools ask for. A kind without these has no lane in profiles, and no accounts.
+
+  /// As record, of an event whose time on the device elapsed_ms() knows; null for a kind without a
+  /// clock, as the CPU.
+  virtual Ref<Event> record_timed(const Stream& /*stream*/) { return nullptr; }
+  /// Milliseconds on the device from one event of record_timed to another of the same device; waits
+  /// for both. Throws BugError for a kind without a clock.
+  virtual double elapsed_ms(Event& from, Event& to);
+  /// Why times that are measured there say nothing about a device of this kind, as "virtual GPU:
+  /// kernels run on this CPU"; empty where they do.
+  virtual std::string why_times_mean_nothing(int /*index*/) { return {}; }
+  /// What a user should know of the machine: drivers, libraries and devices with their versions and
+  /// where they are, or why one is missing and what to do. The default has a line for each device,
+  /// or why_none().
+  virtual std::vector<Finding> findings();
+  /// Says whose the block of device `index` at `p` is from now on (memory_label.h), where the
+  /// allocator keeps accounts; other addresses are none of its business.
+  virtual void set_memory_holder(int /*index*/, void* /*p*/, const MemoryHolder& /*holder*/) {}
+  /// How many blocks the allocator has handed out; -1: nobody counts them.
+  virtual int64_t allocations(int /*index*/) { return -1; }
 
   DeviceKind kind() const { return kind_; }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <functional>
 #include <set>
 
@@ -190,6 +191,13 @@ std::pair<double, double> parse_betas(const std::string& text) {
   return {a, b};
 }
 
+// tlaunch --doctor passes this on, line by line.
+void list_devices() {
+  for (DeviceKind kind : device_kinds())
+    if (kind != DeviceKind::kMeta)
+      std::fputs(findings_text(runtime_of(kind).findings()).c_str(), stdout);
+}
+
 }  // namespace
 
 const models::ModelSpec& spec_of(const Options& o) { return models::find_model("train", o.model); }
@@ -224,8 +232,11 @@ Parsed parse_options(int argc, char** argv) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (const OptionRow& row : option_table()) row.declare(app, o);
   app.add_flag("--offload", u.offload)->group("");
+  bool devices = false;
+  app.add_flag("--devices", devices, "list the devices and libraries of this machine, and end");
 
   if (auto status = parse_command_line(app, argc, argv, 1)) return {o, *status};
+  if (devices) return list_devices(), Parsed{o, 0};
   try {
     std::tie(o.beta1, o.beta2) = parse_betas(o.betas);
     for (const std::string& s : o.set_texts) {

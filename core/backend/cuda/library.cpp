@@ -18,10 +18,6 @@ namespace fs = std::filesystem;
 
 constexpr int kOldestDriver = 12000;
 
-std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
-}
-
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
   for (size_t begin = 0; begin <= text.size();) {
@@ -72,31 +68,10 @@ std::vector<fs::path> python_prefixes() {
   return prefixes;
 }
 
-/// An open library, or why it is not.
-struct Opened {
-  void* library = nullptr;
-  std::string path, why;
-};
-
-Opened open_at(const std::string& path) {
-  Opened o{dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path, {}};
-  if (!o.library) o.why = dlerror();
+OpenedLibrary open_at(const std::string& path) {
+  OpenedLibrary o{dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path, {}};
+  if (!o.handle) o.why = dlerror();
   return o;
-}
-
-// A file that is there and does not load (a library that it needs is missing) is the better reason.
-Opened open_library(const char* soname, const std::vector<std::string>& folders) {
-  Opened first = open_at(soname);
-  if (first.library) return first;
-  for (const std::string& folder : folders) {
-    const std::string path = folder + "/" + soname;
-    std::error_code ignored;
-    if (!fs::exists(path, ignored)) continue;
-    Opened o = open_at(path);
-    if (o.library) return o;
-    first.why = o.why;
-  }
-  return first;
 }
 
 /// Fills `function` from `library`; returns its symbol where that is missing.
@@ -143,17 +118,17 @@ std::string why_not_started(const DriverFunctions& f, Result error) {
 
 Loaded<DriverFunctions> load_driver() {
   constexpr const char* kLibrary = "libcuda.so.1";
-  const Opened opened = open_library(kLibrary, split(env::get("TESSERA_CUDA_LIBRARIES")));
-  if (!opened.library)
+  const OpenedLibrary opened = open_library(kLibrary, split(env::get("TESSERA_CUDA_LIBRARIES")));
+  if (!opened.handle)
     return {{}, fmt::format("no driver: {}; install the card's driver", opened.why)};
   DriverFunctions f;
   f.path = opened.path;
   const char* missing = nullptr;
 #define FUNCTION(member, symbol, parameters) \
-  if (const char* name = fill(f.member, opened.library); name && !missing) missing = name;
+  if (const char* name = fill(f.member, opened.handle); name && !missing) missing = name;
 #include "core/backend/cuda/driver_functions.def"
 #undef FUNCTION
-  if (dlsym(opened.library, "cuDriverGetVersion")) f.driver_version.result(&f.version);
+  if (dlsym(opened.handle, "cuDriverGetVersion")) f.driver_version.result(&f.version);
   if (missing || f.version < kOldestDriver)
     return {{},
             fmt::format("the driver is too old: {} is for CUDA {}{}; install one for CUDA {} or "
@@ -173,12 +148,12 @@ const Loaded<DriverFunctions>& loaded_driver() {
   return loaded;
 }
 
-std::optional<NvrtcFunctions> load_nvrtc_of(const Opened& opened, std::string& why) {
+std::optional<NvrtcFunctions> load_nvrtc_of(const OpenedLibrary& opened, std::string& why) {
   NvrtcFunctions f;
   f.path = opened.path;
   const char* missing = nullptr;
 #define FUNCTION(member, symbol, parameters) \
-  if (const char* name = fill(f.member, opened.library); name && !missing) missing = name;
+  if (const char* name = fill(f.member, opened.handle); name && !missing) missing = name;
 #include "core/backend/cuda/nvrtc_functions.def"
 #undef FUNCTION
   if (missing) {
@@ -197,8 +172,8 @@ Loaded<NvrtcFunctions> load_nvrtc() {
   for (int major : {13, 12}) {
     const std::string soname = fmt::format("libnvrtc.so.{}", major);
     if (driver_version && major > driver_version / 1000) continue;
-    const Opened opened = open_library(soname.c_str(), folders);
-    if (opened.library) {
+    const OpenedLibrary opened = open_library(soname.c_str(), folders);
+    if (opened.handle) {
       if (auto table = load_nvrtc_of(opened, why)) return {std::move(table), {}};
     } else if (why.empty()) {
       why = opened.why;
@@ -254,6 +229,25 @@ Meaning meaning(Result r) {
 }
 
 }  // namespace
+
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+// A file that is there and does not load (a library that it needs is missing) is the better reason.
+OpenedLibrary open_library(const char* soname, const std::vector<std::string>& folders) {
+  OpenedLibrary first = open_at(soname);
+  if (first.handle) return first;
+  for (const std::string& folder : folders) {
+    const std::string path = folder + "/" + soname;
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) continue;
+    OpenedLibrary o = open_at(path);
+    if (o.handle) return o;
+    first.why = o.why;
+  }
+  return first;
+}
 
 void raise(Result result, const char* symbol) {
   std::string name;

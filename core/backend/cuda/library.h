@@ -69,6 +69,16 @@ const std::string& why_no_driver();
 const NvrtcFunctions& nvrtc();
 const std::string& why_no_nvrtc();
 
+/// An open library, or why it is not.
+struct OpenedLibrary {
+  void* handle = nullptr;
+  std::string path, why;
+};
+/// Looks on the loader's path, then in `folders`; stays open.
+OpenedLibrary open_library(const char* soname, const std::vector<std::string>& folders);
+/// "13.0" of 13000.
+std::string version_text(int version);
+
 /// Folders beside the loader's own where libraries are looked for, in this order: those of
 /// TESSERA_CUDA_LIBRARIES, then those into which pip installs the vendor's wheels.
 std::vector<std::string> library_folders();
