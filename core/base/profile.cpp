@@ -1,6 +1,7 @@
 #include "core/base/profile.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,11 @@ constexpr size_t kMaxEvents = size_t(1) << 20;
 constinit thread_local double inside_us = 0;
 
 }  // namespace
+
+uint64_t Profile::next_number() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
 
 void Profile::add(ProfileEvent event) {
   std::lock_guard lock(mutex_);

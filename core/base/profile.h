@@ -5,6 +5,7 @@
 // (nsys, ncu) is told of the same spans as NVTX ranges (nvtx.h).
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <span>
@@ -42,14 +43,18 @@ class Profile final : public RefCounted {
   /// Throws what a device failed with.
   std::vector<ProfileEvent> events() const;
   size_t dropped() const;
+  /// Of this profile among all of the process.
+  uint64_t number() const { return number_; }
   /// Microseconds since 1970, by the clock that events are timed with.
   double now_us() const;
 
  private:
+  static uint64_t next_number();
   mutable std::mutex mutex_;
   mutable std::vector<ProfileEvent> events_;
   mutable std::vector<std::function<ProfileEvent()>> later_;
   size_t dropped_ = 0;
+  const uint64_t number_ = next_number();
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const double epoch_us_ =
       std::chrono::duration<double, std::micro>(std::chrono::system_clock::now().time_since_epoch())

@@ -21,14 +21,15 @@ struct Lane {
 };
 
 struct Lanes {
-  Ref<Profile> profile;
+  uint64_t profile = 0;  // its number: they do not keep it alive
   std::vector<std::shared_ptr<const Lane>> lanes;
   std::map<std::string, int64_t> held;  // the last samples
 };
 
 Lanes& lanes_of_thread() {
   thread_local Lanes lanes;
-  if (lanes.profile.get() != current_profile()) lanes = {Ref<Profile>(current_profile()), {}, {}};
+  const uint64_t now = current_profile()->number();
+  if (lanes.profile != now) lanes = {now, {}, {}};
   return lanes;
 }
 
