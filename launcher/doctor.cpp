@@ -2,12 +2,16 @@
 
 #include <fcntl.h>
 #include <netdb.h>
+#include <poll.h>
+#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -22,19 +26,14 @@
 #include "collectives/store/tcp_store.h"
 #include "core/base/env.h"
 #include "core/base/error.h"
+#include "core/base/finding.h"
 #include "launcher/placement.h"
 #include "launcher/program.h"
 
 namespace tessera::launcher {
 namespace {
 
-enum class Level { kGood, kAdvice, kFix };
-
-struct Finding {
-  Level level;
-  std::string text;    // what was found
-  std::string advice;  // what to do; "" when good
-};
+using Level = Finding::Level;
 
 std::string first_line(const char* path) {
   std::ifstream file(path);
@@ -156,22 +155,67 @@ Finding check_temporary() {
           "set TMPDIR to a folder you can write"};
 }
 
+// What the command prints, to its end. Throws UserError where it cannot be run, fails, or takes
+// longer than a driver should need.
+std::string output_of(const std::string& program, const char* argument) {
+  constexpr int kDeadlineMs = 30'000;
+  int ends[2];
+  TESSERA_CHECK(::pipe2(ends, O_CLOEXEC) == 0, "no pipe: {}", std::strerror(errno));
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
+  ::posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
+  std::string name = program, flag = argument;
+  char* argv[] = {name.data(), flag.data(), nullptr};
+  pid_t child = 0;
+  const int error = ::posix_spawn(&child, program.c_str(), &actions, nullptr, argv, environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::close(ends[1]);
+  std::string text;
+  pollfd waiting{ends[0], POLLIN, 0};
+  bool late = false;
+  for (char part[4096]; error == 0;) {
+    late = ::poll(&waiting, 1, kDeadlineMs) == 0;
+    const ssize_t n = late ? 0 : ::read(ends[0], part, sizeof part);
+    if (n <= 0) break;
+    text.append(part, size_t(n));
+  }
+  ::close(ends[0]);
+  TESSERA_CHECK(error == 0, "{}: {}", program, std::strerror(error));
+  if (late) ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  TESSERA_CHECK(!late, "{} says nothing for {} s", program, kDeadlineMs / 1000);
+  const std::string last = text.substr(text.find_last_of('\n', text.size() - 2) + 1);
+  TESSERA_CHECK(status == 0, "{} {} failed: {}", program, argument,
+                WIFSIGNALED(status) ? ::strsignal(WTERMSIG(status)) : last);
+  return text;
+}
+
+// A driver may take the process that asks it down, so `train` beside tlaunch asks; what it prints
+// has the form of findings.
+std::string devices_text() {
+  try {
+    return output_of(own_folder() + "/train", "--devices");
+  } catch (const UserError& e) {
+    const Finding unknown{Level::kAdvice, fmt::format("devices: {}", e.what()),
+                          "train --devices, where it is installed, lists them"};
+    return findings_text({&unknown, 1});
+  }
+}
+
 }  // namespace
 
 int run_doctor() {
   const std::vector<Finding> findings = {check_cores(),    check_memory(),   check_shared_memory(),
                                          check_loopback(), check_hostname(), check_huge_pages(),
                                          check_compiler(), check_limits(),   check_temporary()};
+  const std::string text = findings_text(findings) + devices_text();
+  fmt::print("{}", text);
   int to_fix = 0, advice = 0;
-  for (const Finding& f : findings) {
-    const char* mark = f.level == Level::kGood     ? "ok  "
-                       : f.level == Level::kAdvice ? "hint"
-                                                   : "FIX ";
-    fmt::print("{}  {}\n", mark, f.text);
-    if (!f.advice.empty()) fmt::print("      -> {}\n", f.advice);
-    to_fix += f.level == Level::kFix;
-    advice += f.level == Level::kAdvice;
-  }
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    to_fix += line.starts_with("FIX "), advice += line.starts_with("hint");
   fmt::print("{} to fix, {} hints\n", to_fix, advice);
   return to_fix > 0 ? 1 : 0;
 }

@@ -10,6 +10,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "core/tensor/memory_label.h"
 
 namespace tessera::parallel {
 namespace {
@@ -77,6 +78,7 @@ void Reducer::build(const std::vector<int>& order) {
     const Device device = parameters_[size_t(slots[0])].tensor.device();
     size_t bytes = 0;
     for (int s : slots) bytes += aligned(parameters_[size_t(s)].tensor.nbytes());
+    MemoryLabel label(MemoryUse::kGradients, "buckets of ddp");
     Ref<Storage> storage = group_->allocate(bytes, device);
     b.flat = Tensor(Meta::contiguous({int64_t(bytes / size_of(t))}, t, device), storage);
     zero_(b.flat);  // padding takes part in the reduction

@@ -17,6 +17,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "core/tensor/memory_label.h"
 
 namespace tessera {
 namespace {
@@ -294,6 +295,7 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads,
               BackwardOptions options) {
   GradMode scope(options.create_graph);
   Scoped<Phase> phase(context().phase, Phase::kBackward);
+  MemoryLabel label(MemoryUse::kGradients);
   Backward b(options);
   for (size_t i = 0; i < roots.size(); ++i) b.seed(roots[i], at(root_grads, i));
   b.run();
@@ -303,6 +305,7 @@ Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
              std::span<const Tensor> root_grads, BackwardOptions options) {
   GradMode scope(options.create_graph);
   Scoped<Phase> phase(context().phase, Phase::kBackward);
+  MemoryLabel label(MemoryUse::kGradients);
   Backward b(options);
   for (const Tensor& t : inputs) b.watch(t);
   for (size_t i = 0; i < roots.size(); ++i) b.seed(roots[i], at(root_grads, i));

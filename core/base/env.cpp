@@ -56,6 +56,8 @@ constexpr Variable kTable[] = {
     {"TESSERA_CUDA_SYNCHRONOUS", "0",
      "1: the host waits for every kernel, so that errors of a GPU are thrown by the op that made "
      "them (slow)"},
+    {"NVTX_INJECTION64_PATH", "",
+     "library of a profiler that is told of modules, ops and spans (set by nsys and ncu)"},
     {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},
     {"OMP_NUM_THREADS", "", "threads of CPU kernels per process (tlaunch sets it when unset)"},
 };

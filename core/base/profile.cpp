@@ -1,6 +1,7 @@
 #include "core/base/profile.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,17 +18,38 @@ constinit thread_local double inside_us = 0;
 
 }  // namespace
 
+uint64_t Profile::next_number() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
+
 void Profile::add(ProfileEvent event) {
   std::lock_guard lock(mutex_);
-  if (events_.size() == kMaxEvents) {
+  if (events_.size() + later_.size() >= kMaxEvents) {
     ++dropped_;
     return;
   }
   events_.push_back(std::move(event));
 }
 
-std::vector<ProfileEvent> Profile::events() const {
+void Profile::add_later(std::function<ProfileEvent()> finish) {
   std::lock_guard lock(mutex_);
+  if (events_.size() + later_.size() >= kMaxEvents)
+    ++dropped_;
+  else
+    later_.push_back(std::move(finish));
+}
+
+std::vector<ProfileEvent> Profile::events() const {
+  std::vector<std::function<ProfileEvent()>> later;
+  {
+    std::lock_guard lock(mutex_);
+    later.swap(later_);
+  }
+  std::vector<ProfileEvent> finished;  // without the lock: they may wait
+  for (const auto& finish : later) finished.push_back(finish());
+  std::lock_guard lock(mutex_);
+  for (ProfileEvent& e : finished) events_.push_back(std::move(e));
   return events_;
 }
 
@@ -51,13 +73,16 @@ Profiler::~Profiler() { detail::profile_of_thread = nullptr; }
 struct ProfileSpan::Open {
   Ref<Profile> profile;  // the span is recorded to its end, even if the profiler has ended
   ProfileEvent event;
-  double outer_inside_us;
+  double outer_inside_us = 0;
+  bool is_range = false;  // of nvtx
 };
 
 void ProfileSpan::begin(std::string_view name, std::string_view category) {
-  open_ = new Open{Ref<Profile>(profile_),
-                   {.name = std::string(name), .category = category},
-                   std::exchange(inside_us, 0)};
+  open_ = new Open{Ref<Profile>(profile_), {.name = std::string(name), .category = category}};
+  open_->is_range = nvtx::is_on();
+  if (open_->is_range) nvtx::push(open_->event.name.c_str());
+  if (!profile_) return;
+  open_->outer_inside_us = std::exchange(inside_us, 0);
   open_->event.begin_us = profile_->now_us();
 }
 
@@ -67,6 +92,8 @@ void ProfileSpan::set_detail(std::string text) {
 
 void ProfileSpan::end() {
   std::unique_ptr<Open> open(open_);
+  if (open->is_range) nvtx::pop();
+  if (!profile_) return;
   ProfileEvent& e = open->event;
   e.took_us = profile_->now_us() - e.begin_us;
   e.own_us = e.took_us - inside_us;
@@ -83,6 +110,14 @@ std::string trace_events(std::span<const ProfileEvent> events, int rank) {
   };
   std::map<std::string, int> lanes{{"", 0}};
   for (const ProfileEvent& e : events) {
+    if (e.category == "memory") {
+      write({{"name", e.name},
+             {"ph", "C"},
+             {"pid", rank},
+             {"ts", e.begin_us},
+             {"args", {{"bytes", e.bytes}}}});
+      continue;
+    }
     int lane = lanes.try_emplace(e.lane, int(lanes.size())).first->second;
     json args = json::object();
     if (!e.detail.empty()) args["detail"] = e.detail;
@@ -133,6 +168,7 @@ std::string profile_table(std::span<const ProfileEvent> events, size_t rows) {
   std::map<std::pair<std::string_view, std::string>, Row> by_name;
   double first = 0, last = 0;
   for (const ProfileEvent& e : events) {
+    if (e.category == "memory") continue;
     if (last == 0 || e.begin_us < first) first = e.begin_us;
     last = std::max(last, e.begin_us + e.took_us);
     if (e.category == "span" || e.category == "module") continue;

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "core/dispatch/call.h"
+#include "core/dispatch/device_span.h"
 #include "core/dispatch/dispatch.h"
 #include "core/primitive/primitive_of.h"
 #include "core/tensor/device_runtime.h"
@@ -48,6 +49,7 @@ void move_bytes(const Tensor& from, const Tensor& to) {
   DeviceRuntime& runtime = runtime_of(device);
   const Stream stream = runtime.stream(device.index);
   source.wait_ready(stream), target.wait_writable(stream);
+  DeviceSpan span("transfer", stream);
   const bool host_in_use = runtime.copy(to.device_data(), to.device(), from.device_data(),
                                         from.device(), from.nbytes(), stream);
   for (Storage* s : {&source, &target}) {
@@ -140,6 +142,7 @@ void copy_values(const Tensor& dst, const Tensor& src) {
   const Stream stream = stream_of(src.device());
   src.storage()->wait_ready(stream);
   dst.storage()->wait_writable(stream);
+  DeviceSpan span(copy_primitive()->name(), stream);
   kernel.run(*copy_primitive(), {&src, 1}, {&dst, 1}, {}, stream);
   src.storage()->used_on(stream, /*writes=*/false);
   dst.storage()->used_on(stream, /*writes=*/true);

@@ -4,6 +4,7 @@
 #include "core/dispatch/call.h"
 #include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
+#include "core/dispatch/device_span.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/plan_cache.h"
 #include "core/tensor/device_runtime.h"
@@ -78,6 +79,7 @@ void execute(const PrimRef& prim, const KernelCall& call, Inputs in, std::span<c
   for (const Tensor& t : in)
     if (Storage* s = t.storage().get()) on_cpu ? s->wait_ready() : s->wait_ready(stream);
   const RefCounted* state = call.plan.state.get();
+  DeviceSpan span(prim->name(), stream);
   if (call.plan.workspace_bytes == 0) {
     call.kernel.run(*prim, in, out, {nullptr, state}, stream);
   } else {

@@ -11,6 +11,7 @@
 #include "core/autograd/autograd.h"
 #include "core/dispatch/context.h"
 #include "core/ops/pointwise.h"
+#include "core/tensor/memory_label.h"
 
 namespace tessera::nn {
 
@@ -380,6 +381,7 @@ Module& Module::to(Device device) {
   for (NamedTensor& t : distinct(true, true, false)) {
     if (t.tensor.device() == device) continue;
     check_movable(t);
+    MemoryLabel label(MemoryUse::kParameters, module_of(t.name));
     moves.emplace_back(t.tensor, t.tensor.to(device).detach());
   }
   for (auto& [old, now] : moves) {

@@ -1,12 +1,13 @@
-// A scope names the place in the model where the calling thread is: "h.0.attn". Entering costs two
-// stores, and no text is made until one is asked for (a name for a graph node, a report of a NaN).
-// Invariant: frames live on the C++ stack and are left in reverse order.
+// A scope names the place in the model where the calling thread is: "h.0.attn". Entering costs a
+// few stores, and no text is made until one is asked for (a name for a graph node, a report of a
+// NaN). Invariant: frames live on the C++ stack and are left in reverse order.
 // Internal: not part of the public interface.
 #pragma once
 #include <string>
 #include <string_view>
 
 #include "core/base/profile.h"
+#include "core/tensor/memory_label.h"
 
 namespace tessera::nn {
 
@@ -42,6 +43,7 @@ class Scope {
       : outer_(innermost()),
         name_(name),
         is_module_(is_module),
+        label_(MemoryUse::kActivations, name),
         span_(name.empty() ? "model" : name, "module") {
     innermost() = this;
   }
@@ -53,6 +55,7 @@ class Scope {
   const Scope* outer_;
   std::string_view name_;
   bool is_module_;
+  MemoryLabel label_;  // of what a device allocates meanwhile
   ProfileSpan span_;
 };
 

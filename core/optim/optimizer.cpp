@@ -9,6 +9,7 @@
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
+#include "core/tensor/memory_label.h"
 
 namespace tessera::optim {
 
@@ -76,6 +77,8 @@ Optimizer::Optimizer(Params params, double lr, double weight_decay, std::vector<
                     "something before the names of each module's",
                     p.name);
       trains |= p.tensor.requires_grad();
+      set_memory_holder(p.tensor, MemoryUse::kParameters, module_of(p.name));
+      MemoryLabel label(MemoryUse::kOptimizerState, module_of(p.name));
       for (auto& kind : group.state)
         kind.push_back(p.tensor.requires_grad() ? zeros_like(p.tensor) : Tensor());
     }
@@ -87,6 +90,7 @@ Optimizer::Optimizer(Params params, double lr, double weight_decay, std::vector<
 /// Makes the state of a parameter that was frozen when the optimizer was made.
 void Optimizer::begin(Group& group, size_t i) {
   EagerScope untraced;  // it happens once: no part of a step
+  MemoryLabel label(MemoryUse::kOptimizerState, module_of(group.params[i].name));
   for (auto& kind : group.state)
     if (!kind[i].defined()) kind[i] = zeros_like(group.params[i].tensor);
 }
@@ -123,6 +127,7 @@ void Optimizer::step(const Tensor& scale) {
   check_not_replaced();
   NoGrad off;
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
+  MemoryLabel label(MemoryUse::kOptimizerState);
   add_(step_count_, one_);
   run(scale);
 }
@@ -131,6 +136,7 @@ void Optimizer::step_if_finite(const Tensor& scale) {
   check_not_replaced();
   NoGrad off;
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
+  MemoryLabel label(MemoryUse::kOptimizerState);
   const ShardingLayer* sharding = sharding_of(scale);  // every rank has the value
   add_(step_count_, cast(isfinite(sharding ? sharding->whole_value() : scale), kF64));
   Scoped<bool> guarded(lists_.if_finite, true);

@@ -76,6 +76,20 @@ std::optional<DeviceKind> find_in(const Registry& all, std::string_view name) {
 
 }  // namespace
 
+double DeviceRuntime::elapsed_ms(Event&, Event&) {
+  throw BugError(fmt::format("device: {} has no clock, and its events no times", name()));
+}
+
+std::vector<Finding> DeviceRuntime::findings() {
+  if (count() == 0)
+    return {{Finding::Level::kAdvice, fmt::format("{}: no device", name()), why_none()}};
+  std::vector<Finding> all;
+  for (int i = 0; i < count(); ++i)
+    all.push_back({Finding::Level::kGood,
+                   fmt::format("{}: {}", to_string(Device{kind(), int8_t(i)}), describe(i)), ""});
+  return all;
+}
+
 DeviceKind register_device(std::unique_ptr<DeviceRuntime> runtime) {
   Registry& all = registry();
   TESSERA_CHECK(!find_in(all, runtime->name()),

@@ -11,12 +11,14 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/finding.h"
 #include "core/tensor/allocator.h"
 #include "core/tensor/event.h"
 
 namespace tessera {
 
 class Tensor;
+struct MemoryHolder;
 struct Meta;
 
 /// How many blocks of how many threads a kernel has.
@@ -45,9 +47,6 @@ class DeviceRuntime {
   virtual std::string why_none() { return {}; }
   /// "NVIDIA H200, 139.8 GiB, sm_90".
   virtual std::string describe(int index) = 0;
-  /// The libraries beside the program that these devices need: a line for each, which says its
-  /// version or why it cannot be used.
-  virtual std::vector<std::string> describe_libraries() { return {}; }
   /// Whether the host reads and writes the memory through pointers; its kernels have then ended
   /// when they return.
   virtual bool host_addressable() const { return false; }
@@ -90,6 +89,27 @@ class DeviceRuntime {
   /// there is no compiler.
   virtual Ref<DeviceProgram> compile(const std::string& name, const std::string& text,
                                      std::span<const std::string> kernels, int index);
+
+  // What tools ask for. A kind without these has no lane in profiles, and no accounts.
+
+  /// As record, of an event whose time on the device elapsed_ms() knows; null for a kind without a
+  /// clock, as the CPU.
+  virtual Ref<Event> record_timed(const Stream& /*stream*/) { return nullptr; }
+  /// Milliseconds on the device from one event of record_timed to another of the same device; waits
+  /// for both. Throws BugError for a kind without a clock.
+  virtual double elapsed_ms(Event& from, Event& to);
+  /// Why times that are measured there say nothing about a device of this kind, as "virtual GPU:
+  /// kernels run on this CPU"; empty where they do.
+  virtual std::string why_times_mean_nothing(int /*index*/) { return {}; }
+  /// What a user should know of the machine: drivers, libraries and devices with their versions and
+  /// where they are, or why one is missing and what to do. The default has a line for each device,
+  /// or why_none().
+  virtual std::vector<Finding> findings();
+  /// Says whose the block of device `index` at `p` is from now on (memory_label.h), where the
+  /// allocator keeps accounts; other addresses are none of its business.
+  virtual void set_memory_holder(int /*index*/, void* /*p*/, const MemoryHolder& /*holder*/) {}
+  /// How many blocks the allocator has handed out; -1: nobody counts them.
+  virtual int64_t allocations(int /*index*/) { return -1; }
 
   DeviceKind kind() const { return kind_; }
 

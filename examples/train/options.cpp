@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <functional>
 #include <set>
 
@@ -194,9 +195,17 @@ std::pair<double, double> parse_betas(const std::string& text) {
 std::string version_and_libraries() {
   std::string text = version_text("train");
   for (DeviceKind kind : device_kinds())
-    for (const std::string& line : runtime_of(kind).describe_libraries())
-      text += fmt::format("\n{}: {}", runtime_of(kind).name(), line);
+    if (kind != DeviceKind::kCPU && kind != DeviceKind::kMeta)
+      for (const Finding& f : runtime_of(kind).findings())
+        text += "\n" + f.text + (f.advice.empty() ? "" : "; " + f.advice);
   return text;
+}
+
+// tlaunch --doctor passes this on, line by line.
+void list_devices() {
+  for (DeviceKind kind : device_kinds())
+    if (kind != DeviceKind::kMeta)
+      std::fputs(findings_text(runtime_of(kind).findings()).c_str(), stdout);
 }
 
 }  // namespace
@@ -233,8 +242,11 @@ Parsed parse_options(int argc, char** argv) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (const OptionRow& row : option_table()) row.declare(app, o);
   app.add_flag("--offload", u.offload)->group("");
+  bool devices = false;
+  app.add_flag("--devices", devices, "list the devices and libraries of this machine, and end");
 
   if (auto status = parse_command_line(app, argc, argv, 1)) return {o, *status};
+  if (devices) return list_devices(), Parsed{o, 0};
   try {
     std::tie(o.beta1, o.beta2) = parse_betas(o.betas);
     for (const std::string& s : o.set_texts) {

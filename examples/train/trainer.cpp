@@ -223,7 +223,7 @@ class Trainer {
         checkpointing_(o, task_, *group_, *optimizer_, scaler_, loader_, agreement_),
         done_(checkpointing_.resume()),
         report_(group_->rank() == 0, o.metrics, o.tensorboard, steps_, done_),
-        profiling_(o.profile, *group_, done_, steps_) {}
+        profiling_(o.profile, *group_, device_, done_, steps_) {}
 
   // Returns the signal that ended the run, 0 if it was completed.
   int run() {

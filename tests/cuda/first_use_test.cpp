@@ -86,13 +86,13 @@ TEST_F(CudaFirstUse, VersionNamesTheLibraries) {
   make("libnvrtc.so.12", nvrtc_text(12, 4));
   std::string said = train("--version");
   expect_contains(said, "train (Tessera) ");
-  expect_contains(said, "\ncuda: driver for CUDA 12.4, " + (folder_ / "libcuda.so.1") + "\n");
-  expect_contains(said, "\ncuda: NVRTC 12.4, " + (folder_ / "libnvrtc.so.12") + "\n");
+  expect_contains(said, "\nCUDA driver for CUDA 12.4: " + (folder_ / "libcuda.so.1") + "\n");
+  expect_contains(said, "\nNVRTC 12.4: " + (folder_ / "libnvrtc.so.12") + "\n");
   make("libcuda.so.1", driver_text(13000, 100));
   for (const char* soname : {"libnvrtc.so.13", "libnvrtc.so.12"}) make(soname, "int nothing;");
   said = train("--version");
-  expect_contains(said, "\ncuda: the driver sees no card (E100)");
-  expect_contains(said, "\ncuda: no run-time compiler: ");
+  expect_contains(said, "\nCUDA: the driver sees no card (E100)");
+  expect_contains(said, "\nCUDA: no run-time compiler: ");
   EXPECT_EQ(said.find("(status"), said.npos) << said;
 }
 

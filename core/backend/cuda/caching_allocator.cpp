@@ -69,7 +69,7 @@ void* CachingAllocator::allocate(size_t bytes) {
   Lock lock(*this);
   const Taken taken = bytes <= kSmallBytes ? take_small(bytes, handle_of(stream), lock)
                                            : take_large(bytes, handle_of(stream), lock);
-  ledger_.add(MemoryLabel::current(), bytes);
+  ledger_.add(MemoryLabel::holder(), bytes);
   driver().parts.allocated(taken.at, bytes, "made by the caching allocator");
   lock.unlock();  // the default wait_on of an event blocks
   if (taken.last_home != handle_of(stream))
@@ -92,7 +92,7 @@ CachingAllocator::Taken CachingAllocator::take_small(size_t bytes, StreamHandle 
   list.pop_back();
   Slab::Piece& piece = slab->pieces[index];
   piece.requested = bytes;
-  piece.label = MemoryLabel::current();
+  piece.holder = &MemoryLabel::holder();
   ++slab->used;
   return {slab->block->at + index * slab->bytes, stream, std::exchange(piece.pending, Pending())};
 }
@@ -120,7 +120,7 @@ CachingAllocator::Taken CachingAllocator::take_large(size_t bytes, StreamHandle 
                                                      Lock& lock) {
   Block& block = take_block(bytes, stream, lock);
   block.requested = bytes;
-  block.label = MemoryLabel::current();
+  block.holder = &MemoryLabel::holder();
   return {block.at, std::exchange(block.home, stream), std::exchange(block.pending, Pending())};
 }
 
@@ -234,7 +234,7 @@ CachingAllocator::Block& CachingAllocator::put_free(Block& block) {
     }
   }
   merged->free = true;
-  merged->label = nullptr;
+  merged->holder = nullptr;
   cache.blocks.insert(merged);
   return *merged;
 }
@@ -257,7 +257,7 @@ void CachingAllocator::deallocate_after(void* p, size_t bytes,
   TESSERA_ASSERT(block.at == at && block.requested == bytes,
                  "cuda: {} bytes at {:#x} are freed, {} at {:#x} were allocated", bytes, at,
                  block.requested, block.at);
-  ledger_.remove(block.label, bytes);
+  ledger_.remove(*block.holder, bytes);
   driver().parts.freed(at, bytes);
   block.pending.append(pending.begin(), pending.end());
   put_free(block);
@@ -268,14 +268,27 @@ void CachingAllocator::free_small(Slab& slab, DevicePtr at, size_t bytes,
   const size_t index = size_t(at - slab.block->at) / slab.bytes;
   Slab::Piece& piece = slab.pieces[index];
   TESSERA_ASSERT(
-      piece.label && piece.requested == bytes && at == slab.block->at + index * slab.bytes,
+      piece.holder && piece.requested == bytes && at == slab.block->at + index * slab.bytes,
       "cuda: {} bytes at {:#x} are freed twice, or with another size", bytes, at);
-  ledger_.remove(piece.label, bytes);
+  ledger_.remove(*piece.holder, bytes);
   driver().parts.freed(at, bytes);
-  piece.label = nullptr;
+  piece.holder = nullptr;
   piece.pending.append(pending.begin(), pending.end());
   --slab.used;
   caches_[slab.block->home].small[slab.size_class].emplace_back(&slab, index);
+}
+
+void CachingAllocator::set_holder(void* p, const MemoryHolder& holder) {
+  const auto at = reinterpret_cast<DevicePtr>(p);
+  std::lock_guard lock(mutex_);
+  const auto after = blocks_.upper_bound(at);
+  if (after == blocks_.begin()) return;
+  Block& block = std::prev(after)->second;
+  if (at >= block.at + block.bytes || block.free) return;
+  Slab::Piece* piece =
+      block.slab ? &block.slab->pieces[size_t(at - block.at) / block.slab->bytes] : nullptr;
+  const MemoryHolder*& now = piece ? piece->holder : block.holder;
+  if (now) ledger_.move(*now, holder, piece ? piece->requested : block.requested), now = &holder;
 }
 
 void CachingAllocator::free_empty_slabs() {
@@ -388,6 +401,11 @@ MemoryStats CachingAllocator::stats() const {
   std::lock_guard lock(mutex_);
   return {ledger_.live_bytes(), ledger_.peak_bytes(), int64_t(range_.mapped_bytes()),
           range_.driver_calls()};
+}
+
+int64_t CachingAllocator::allocations() const {
+  std::lock_guard lock(mutex_);
+  return ledger_.allocations();
 }
 
 void CachingAllocator::reset_peak() {

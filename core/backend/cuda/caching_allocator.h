@@ -45,6 +45,11 @@ class CachingAllocator final : public Allocator {
   void deallocate(void* p, size_t bytes) override { deallocate_after(p, bytes, {}); }
   void deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) override;
 
+  /// The block at `p` is `holder`'s from now on; other addresses are ignored.
+  void set_holder(void* p, const MemoryHolder& holder);
+  /// How many blocks were handed out.
+  int64_t allocations() const;
+
   MemoryStats stats() const;
   void reset_peak();
   /// Gives cached memory back to the driver, as far as whole chunks of it are free; waits for those
@@ -77,7 +82,7 @@ class CachingAllocator final : public Allocator {
   struct Slab {
     struct Piece {
       size_t requested = 0;
-      const char* label = nullptr;  // null: the piece is free
+      const MemoryHolder* holder = nullptr;  // null: the piece is free
       Pending pending;
     };
     Block* block;
@@ -91,7 +96,7 @@ class CachingAllocator final : public Allocator {
     size_t bytes = 0;      // a multiple of kAlignBytes
     size_t requested = 0;  // while in use
     StreamHandle home = nullptr;
-    const char* label = nullptr;
+    const MemoryHolder* holder = nullptr;
     bool free = false;
     Pending pending;  // while free: other users than the home stream
     std::unique_ptr<Slab> slab;

@@ -23,8 +23,8 @@ void* ExactAllocator::allocate(size_t bytes) {
   if (r == Result::kOutOfMemory) raise_out_of_memory({device_, bytes, 0, 0, limit_}, ledger_);
   if (r != Result::kSuccess) raise(r, driver().memory_allocate.symbol());
   auto* p = reinterpret_cast<void*>(at);
-  blocks_[p] = {handle_of(stream), MemoryLabel::current(), bytes};
-  ledger_.add(MemoryLabel::current(), bytes);
+  blocks_[p] = {handle_of(stream), &MemoryLabel::holder(), bytes};
+  ledger_.add(MemoryLabel::holder(), bytes);
   return p;
 }
 
@@ -37,7 +37,7 @@ void ExactAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref
                    "cuda: {} bytes at {} are freed twice, or with another size", bytes, p);
     block = found->second;
     blocks_.erase(found);
-    ledger_.remove(block.label, bytes);
+    ledger_.remove(*block.holder, bytes);
     ++calls_;
   }
   for (const Ref<Event>& e : pending) wait_ended(*e);
@@ -50,6 +50,19 @@ void ExactAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref
 MemoryStats ExactAllocator::stats() const {
   std::lock_guard lock(mutex_);
   return {ledger_.live_bytes(), ledger_.peak_bytes(), ledger_.live_bytes(), calls_};
+}
+
+void ExactAllocator::set_holder(void* p, const MemoryHolder& holder) {
+  std::lock_guard lock(mutex_);
+  const auto found = blocks_.find(p);
+  if (found == blocks_.end()) return;
+  ledger_.move(*found->second.holder, holder, found->second.bytes);
+  found->second.holder = &holder;
+}
+
+int64_t ExactAllocator::allocations() const {
+  std::lock_guard lock(mutex_);
+  return ledger_.allocations();
 }
 
 void ExactAllocator::reset_peak() {

@@ -21,13 +21,17 @@ class ExactAllocator final : public Allocator {
   void* allocate(size_t bytes) override;
   void deallocate(void* p, size_t bytes) override { deallocate_after(p, bytes, {}); }
   void deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) override;
+  /// The block at `p` is `holder`'s from now on; other addresses are ignored.
+  void set_holder(void* p, const MemoryHolder& holder);
+  /// How many blocks were handed out.
+  int64_t allocations() const;
   MemoryStats stats() const;
   void reset_peak();
 
  private:
   struct Block {
     StreamHandle home;
-    const char* label;
+    const MemoryHolder* holder;
     size_t bytes;
   };
   const int device_;

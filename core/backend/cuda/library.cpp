@@ -20,10 +20,6 @@ namespace fs = std::filesystem;
 constexpr int kOldestDriver = 12000;
 constexpr const char* kEmulation = "vgpu_emulation";  // only libraries of the virtual GPU have it
 
-std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
-}
-
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
   for (size_t begin = 0; begin <= text.size();) {
@@ -79,35 +75,14 @@ std::vector<fs::path> python_prefixes() {
   return prefixes;
 }
 
-/// An open library, or why it is not.
-struct Opened {
-  void* library = nullptr;
-  std::string path, why;
-};
-
-Opened open_at(const std::string& path) {
-  Opened o{dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path, {}};
-  if (!o.library) {
+OpenedLibrary open_at(const std::string& path) {
+  OpenedLibrary o{dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path, {}};
+  if (!o.handle) {
     o.why = dlerror();
-  } else if (link_map* found = nullptr; dlinfo(o.library, RTLD_DI_LINKMAP, &found) == 0) {
+  } else if (link_map* found = nullptr; dlinfo(o.handle, RTLD_DI_LINKMAP, &found) == 0) {
     o.path = found->l_name;  // where the loader found it
   }
   return o;
-}
-
-// A file that is there and does not load (a library that it needs is missing) is the better reason.
-Opened open_library(const char* soname, const std::vector<std::string>& folders) {
-  Opened first = open_at(soname);
-  if (first.library) return first;
-  for (const std::string& folder : folders) {
-    const std::string path = folder + "/" + soname;
-    std::error_code ignored;
-    if (!fs::exists(path, ignored)) continue;
-    Opened o = open_at(path);
-    if (o.library) return o;
-    first.why = o.why;
-  }
-  return first;
 }
 
 /// Fills `function` from `library`; returns its symbol where that is missing.
@@ -164,18 +139,18 @@ std::string why_not_started(const DriverFunctions& f, Result error) {
 
 Loaded<DriverFunctions> load_driver() {
   constexpr const char* kLibrary = "libcuda.so.1";
-  const Opened opened = open_library(kLibrary, split(env::get("TESSERA_CUDA_LIBRARIES")));
-  if (!opened.library)
+  const OpenedLibrary opened = open_library(kLibrary, split(env::get("TESSERA_CUDA_LIBRARIES")));
+  if (!opened.handle)
     return {{}, fmt::format("no driver: {}; install the card's driver", opened.why)};
   DriverFunctions f;
   f.path = opened.path;
   const char* missing = nullptr;
 #define FUNCTION(member, symbol, parameters) \
-  if (const char* name = fill(f.member, opened.library); name && !missing) missing = name;
+  if (const char* name = fill(f.member, opened.handle); name && !missing) missing = name;
 #include "core/backend/cuda/driver_functions.def"
 #undef FUNCTION
-  if (dlsym(opened.library, "cuDriverGetVersion")) f.driver_version.result(&f.version);
-  f.emulated = dlsym(opened.library, kEmulation) != nullptr;
+  if (dlsym(opened.handle, "cuDriverGetVersion")) f.driver_version.result(&f.version);
+  f.emulated = dlsym(opened.handle, kEmulation) != nullptr;
   if (missing || f.version < kOldestDriver)
     return {{},
             fmt::format("the driver is too old: {} is for CUDA {}{}; install one for CUDA {} or "
@@ -183,7 +158,7 @@ Loaded<DriverFunctions> load_driver() {
                         f.path, version_text(f.version),
                         missing ? fmt::format(" and has no {}", missing) : "",
                         version_text(kOldestDriver))};
-  f.parts = parts_of(opened.library);
+  f.parts = parts_of(opened.handle);
   if (const Result r = f.init.result(0); r != Result::kSuccess) return {{}, why_not_started(f, r)};
   int count = 0;
   if (const Result r = f.device_count.result(&count); r != Result::kSuccess || count == 0)
@@ -196,12 +171,12 @@ const Loaded<DriverFunctions>& loaded_driver() {
   return loaded;
 }
 
-std::optional<NvrtcFunctions> load_nvrtc_of(const Opened& opened, std::string& why) {
+std::optional<NvrtcFunctions> load_nvrtc_of(const OpenedLibrary& opened, std::string& why) {
   NvrtcFunctions f;
   f.path = opened.path;
   const char* missing = nullptr;
 #define FUNCTION(member, symbol, parameters) \
-  if (const char* name = fill(f.member, opened.library); name && !missing) missing = name;
+  if (const char* name = fill(f.member, opened.handle); name && !missing) missing = name;
 #include "core/backend/cuda/nvrtc_functions.def"
 #undef FUNCTION
   if (missing) {
@@ -209,7 +184,7 @@ std::optional<NvrtcFunctions> load_nvrtc_of(const Opened& opened, std::string& w
     return {};
   }
   f.version(&f.major, &f.minor);
-  if (void* emulation = dlsym(opened.library, kEmulation))
+  if (void* emulation = dlsym(opened.handle, kEmulation))
     f.emulation = reinterpret_cast<const char* (*)()>(emulation)();
   if (why_no_driver().empty() && driver().emulated != !f.emulation.empty()) {
     why = fmt::format("{} does not compile for {}", f.path,
@@ -227,8 +202,8 @@ Loaded<NvrtcFunctions> load_nvrtc() {
   for (int major : {13, 12}) {
     const std::string soname = fmt::format("libnvrtc.so.{}", major);
     if (driver_version && major > driver_version / 1000) continue;
-    const Opened opened = open_library(soname.c_str(), folders);
-    if (opened.library) {
+    const OpenedLibrary opened = open_library(soname.c_str(), folders);
+    if (opened.handle) {
       if (auto table = load_nvrtc_of(opened, why)) return {std::move(table), {}};
     } else if (why.empty()) {
       why = opened.why;
@@ -285,6 +260,25 @@ Meaning meaning(Result r) {
 
 }  // namespace
 
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+// A file that is there and does not load (a library that it needs is missing) is the better reason.
+OpenedLibrary open_library(const char* soname, const std::vector<std::string>& folders) {
+  OpenedLibrary first = open_at(soname);
+  if (first.handle) return first;
+  for (const std::string& folder : folders) {
+    const std::string path = folder + "/" + soname;
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) continue;
+    OpenedLibrary o = open_at(path);
+    if (o.handle) return o;
+    first.why = o.why;
+  }
+  return first;
+}
+
 void raise(Result result, const char* symbol) {
   std::string name;
   const char* text = nullptr;
@@ -322,21 +316,6 @@ std::string emulation() {
   if (some_driver && !driver().emulated) return {};
   if (why_no_nvrtc().empty()) return nvrtc().emulation;
   return some_driver ? "without a compiler" : "";
-}
-
-std::vector<std::string> describe_libraries() {
-  const auto line = [](const char* name, const std::string& version, const std::string& path,
-                       bool emulated) {
-    return fmt::format("{} {}, {}{}", name, version, path, emulated ? " (virtual GPU)" : "");
-  };
-  std::vector<std::string> lines{why_no_driver(), why_no_nvrtc()};
-  if (lines[0].empty())
-    lines[0] =
-        line("driver for CUDA", version_text(driver().version), driver().path, driver().emulated);
-  if (lines[1].empty())
-    lines[1] = line("NVRTC", fmt::format("{}.{}", nvrtc().major, nvrtc().minor), nvrtc().path,
-                    !nvrtc().emulation.empty());
-  return lines;
 }
 
 std::vector<std::string> library_folders() {

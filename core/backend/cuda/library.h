@@ -95,8 +95,15 @@ const std::string& why_no_nvrtc();
 /// where there is neither a driver nor a compiler.
 std::string emulation();
 
-/// One line for each library: its version and path, or why it cannot be used.
-std::vector<std::string> describe_libraries();
+/// An open library, or why it is not.
+struct OpenedLibrary {
+  void* handle = nullptr;
+  std::string path, why;
+};
+/// Looks on the loader's path, then in `folders`; stays open.
+OpenedLibrary open_library(const char* soname, const std::vector<std::string>& folders);
+/// "13.0" of 13000.
+std::string version_text(int version);
 
 /// Folders beside the loader's own where libraries are looked for, in this order: those of
 /// TESSERA_CUDA_LIBRARIES; those of wheels from scripts/install-packages --cuda; those into which

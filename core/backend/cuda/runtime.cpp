@@ -8,6 +8,7 @@
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/copy.h"
 #include "core/backend/cuda/exact_allocator.h"
+#include "core/backend/cuda/findings.h"
 #include "core/backend/cuda/launch.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/memory_ledger.h"
@@ -70,7 +71,11 @@ class CudaRuntime final : public DeviceRuntime {
     const Properties& p = properties(index);
     return fmt::format("{}, {}, {}", p.name, bytes_text(p.total_bytes), p.architecture());
   }
-  std::vector<std::string> describe_libraries() override { return cuda::describe_libraries(); }
+  std::string why_times_mean_nothing(int index) override {
+    const bool made_up = properties(index).name.find("virtual GPU") != std::string::npos;
+    return made_up ? "virtual GPU: kernels run on this CPU, to be tested" : "";
+  }
+  std::vector<Finding> findings() override { return cuda::findings(); }
   Allocator& host_allocator() override { return pinned_allocator(); }
   Allocator& allocator(int index) override { return memory(index).allocator(); }
   MemoryStats memory_stats(int index) override {
@@ -81,6 +86,14 @@ class CudaRuntime final : public DeviceRuntime {
     Memory& m = memory(index);
     m.cached ? m.cached->reset_peak() : m.exact->reset_peak();
   }
+  void set_memory_holder(int index, void* p, const MemoryHolder& holder) override {
+    Memory& m = memory(index);
+    m.cached ? m.cached->set_holder(p, holder) : m.exact->set_holder(p, holder);
+  }
+  int64_t allocations(int index) override {
+    Memory& m = memory(index);
+    return m.cached ? m.cached->allocations() : m.exact->allocations();
+  }
   void release_cached_memory(int index) override {
     if (Memory& m = memory(index); m.cached) m.cached->release_cached();
   }
@@ -88,6 +101,12 @@ class CudaRuntime final : public DeviceRuntime {
   Stream copy_stream(int index, int turn) override { return cuda::copy_stream(index, turn); }
   Stream exchange_stream(const Stream& stream) override { return exchange_compute_stream(stream); }
   Ref<Event> record(const Stream& stream) override { return make_ref<StreamEvent>(stream); }
+  Ref<Event> record_timed(const Stream& stream) override {
+    return make_ref<StreamEvent>(stream, StreamEvent::Timing::kOn);
+  }
+  double elapsed_ms(Event& from, Event& to) override {
+    return cuda::elapsed_ms(static_cast<StreamEvent&>(from), static_cast<StreamEvent&>(to));
+  }
   bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
             const Stream& stream) override {
     cuda::copy(to, to_device, from, from_device, bytes, stream);

@@ -84,6 +84,48 @@ TEST(Profile, NothingIsRecordedWithoutAProfiler) {
   EXPECT_TRUE(profile->events().empty());
 }
 
+TEST(Profile, WhatIsAddedLaterIsAskedOnce) {
+  Profiler profiler;
+  int asked = 0;
+  profiler.profile()->add_later([&] {
+    ++asked;
+    return ProfileEvent{.name = "late", .category = "device", .lane = "cuda:0"};
+  });
+  { ProfileSpan span("early"); }
+  EXPECT_EQ(asked, 0);
+  for (int i = 0; i < 2; ++i) {
+    const std::vector<ProfileEvent> events = profiler.profile()->events();
+    ASSERT_EQ(events.size(), 2u);
+    EXPECT_EQ(events[0].name, "early");
+    EXPECT_EQ(events[1].lane, "cuda:0");
+  }
+  EXPECT_EQ(asked, 1);
+}
+
+TEST(Profile, MemoryIsACounter) {
+  const std::vector<ProfileEvent> events = {
+      {.name = "add", .category = "device", .lane = "cuda:0", .begin_us = 5, .took_us = 2},
+      {.name = "memory of cuda:0",
+       .category = "memory",
+       .lane = "cuda:0",
+       .begin_us = 7,
+       .bytes = 512}};
+  const std::string trace = trace_events(events, 3);
+  auto json = nlohmann::json::parse(chrome_trace({&trace, 1}));
+  int counters = 0;
+  for (const auto& e : json["traceEvents"]) {
+    if (e["ph"] != "C") continue;
+    ++counters;
+    EXPECT_EQ(e["args"]["bytes"], 512);
+    EXPECT_EQ(e["pid"], 3);
+  }
+  EXPECT_EQ(counters, 1);
+  const std::string table = profile_table(events);
+  EXPECT_EQ(table.find("memory"), std::string::npos) << table;
+  EXPECT_NE(table.find("add                                      device"), std::string::npos)
+      << table;
+}
+
 TEST(Profile, TraceOfTwoRanks) {
   std::vector<ProfileEvent> events = {
       {.name = "ex\"p\n", .category = "op", .begin_us = 10, .took_us = 5, .own_us = 5},

@@ -100,6 +100,21 @@ TEST(DeviceRuntime, IsFoundByItsName) {
   EXPECT_THROW(register_device(std::make_unique<Noting>()), UserError);
 }
 
+TEST(DeviceRuntime, WithoutAClockThereAreNoTimes) {
+  DeviceRuntime& runtime = runtime_of(noting());
+  EXPECT_FALSE(runtime.record_timed(runtime.stream(0)));
+  NotingEvent from('a'), to('a');
+  EXPECT_THROW(runtime.elapsed_ms(from, to), BugError);
+  EXPECT_EQ(runtime.why_times_mean_nothing(0), "");
+}
+
+TEST(DeviceRuntime, FindingsNameEachDevice) {
+  EXPECT_EQ(findings_text(runtime_of(noting()).findings()),
+            "ok    noting:0: a device of this test\nok    noting:1: a device of this test\n");
+  const Finding to_fix{Finding::Level::kFix, "a", "b"};
+  EXPECT_EQ(findings_text({&to_fix, 1}), "FIX   a\n      -> b\n");
+}
+
 TEST(DeviceRuntime, AnIndexThatIsNotThereIsRefused) {
   try {
     empty({2}, kF32, noting(2));

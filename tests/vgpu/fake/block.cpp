@@ -83,7 +83,8 @@ class Runner {
   std::string error_;
 };
 
-Runner runner;  // one op runs at a time
+// One op runs at a time, also when the process ends: modules are then unloaded once all has run.
+Runner& runner = *new Runner;
 
 void Runner::fiber_main() {
   for (;;) {

@@ -1,0 +1,105 @@
+#include "core/backend/cuda/findings.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/library.h"
+#include "core/backend/cuda/memory_ledger.h"
+#include "core/base/error.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr auto kGood = Finding::Level::kGood, kAdvice = Finding::Level::kAdvice;
+
+// Where the loader found it: the path that it was opened by may be a bare name.
+std::string place_of(void* handle, const std::string& opened_by) {
+  link_map* map = nullptr;
+  const bool known = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map && map->l_name[0];
+  return known ? map->l_name : opened_by;
+}
+std::string place_of(const std::string& opened_by) {
+  void* handle = dlopen(opened_by.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (!handle) return opened_by;
+  const std::string place = place_of(handle, opened_by);
+  dlclose(handle);
+  return place;
+}
+
+// "no driver: libcuda.so.1: cannot open ..; install the card's driver": what comes after the last
+// semicolon is what to do.
+Finding missing(const std::string& why) {
+  const size_t cut = why.rfind("; ");
+  if (cut == why.npos) return {kAdvice, "CUDA: " + why, ""};
+  return {kAdvice, "CUDA: " + why.substr(0, cut), why.substr(cut + 2)};
+}
+
+Finding driver_finding() {
+  if (!why_no_driver().empty()) return missing(why_no_driver());
+  return {kGood, fmt::format("CUDA driver for CUDA {}: {}", version_text(driver().version),
+                             place_of(driver().path))};
+}
+
+Finding card_finding(int card) {
+  const Properties& p = properties(card);
+  return {kGood, fmt::format("cuda:{}: {}, {}, capability {}.{}", card, p.name,
+                             bytes_text(p.total_bytes), p.major, p.minor)};
+}
+
+Finding compiler_finding() {
+  if (!why_no_nvrtc().empty()) return missing(why_no_nvrtc());
+  return {kGood,
+          fmt::format("NVRTC {}.{}: {}", nvrtc().major, nvrtc().minor, place_of(nvrtc().path))};
+}
+
+/// A library that this version of Tessera does not use yet; a user who plans for one that does
+/// wants to know.
+struct Unused {
+  const char* name;
+  std::vector<const char*> sonames;  // newest first
+  const char* version_symbol;
+  bool by_pointer;  // int f(int*), else size_t f()
+};
+
+// All three count 9.19.0 as 91900.
+std::string version_of(void* handle, const Unused& library) {
+  void* symbol = dlsym(handle, library.version_symbol);
+  if (!symbol) return fmt::format("without {}", library.version_symbol);
+  int number = 0;
+  if (library.by_pointer)
+    reinterpret_cast<int (*)(int*)>(symbol)(&number);
+  else
+    number = int(reinterpret_cast<size_t (*)()>(symbol)());
+  return fmt::format("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100);
+}
+
+Finding finding_of(const Unused& library, const std::vector<std::string>& folders) {
+  std::string why;
+  for (const char* soname : library.sonames) {
+    const OpenedLibrary opened = open_library(soname, folders);
+    if (opened.handle)
+      return {kGood, fmt::format("{} {}: {} (not used yet)", library.name,
+                                 version_of(opened.handle, library),
+                                 place_of(opened.handle, opened.path))};
+    if (why.empty()) why = opened.why;
+  }
+  return {kGood, fmt::format("{}: none ({}); nothing needs it yet", library.name, why)};
+}
+
+}  // namespace
+
+std::vector<Finding> findings() {
+  std::vector<Finding> all{driver_finding()};
+  for (int card = 0; card < device_count(); ++card) all.push_back(card_finding(card));
+  all.push_back(compiler_finding());
+  const std::vector<std::string> folders = library_folders();
+  const Unused libraries[] = {
+      {"cuBLAS", {"libcublasLt.so.13", "libcublasLt.so.12"}, "cublasLtGetVersion", false},
+      {"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", false},
+      {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", true}};
+  for (const Unused& library : libraries) all.push_back(finding_of(library, folders));
+  return all;
+}
+
+}  // namespace tessera::cuda

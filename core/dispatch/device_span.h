@@ -1,0 +1,41 @@
+// What a device does, in a profile: while it lives, what the calling thread enqueues on a stream is
+// an event of the device's own lane, from where it begins there to where it ends, with a sample of
+// the memory that is then held. Where the thread records no profile nothing happens; a device
+// without a clock has samples of memory only. Invariant: nothing here waits, but for the first
+// event of a lane in a profile; times are read when somebody asks for the profile's events.
+#pragma once
+#include <memory>
+#include <string_view>
+
+#include "core/base/profile.h"
+#include "core/tensor/stream.h"
+
+namespace tessera {
+
+class DeviceSpan {
+ public:
+  /// Spans within another one are part of that.
+  DeviceSpan(std::string_view name, const Stream& stream) {
+    if (current_profile() && !stream.device.is_cpu()) [[unlikely]]
+      begin(name, stream);
+  }
+  ~DeviceSpan() {
+    if (open_) [[unlikely]]
+      end();
+  }
+  DeviceSpan(const DeviceSpan&) = delete;
+  DeviceSpan& operator=(const DeviceSpan&) = delete;
+
+ private:
+  struct Open;
+  void begin(std::string_view name, const Stream& stream);
+  void end() noexcept;
+
+  Open* open_ = nullptr;
+};
+
+/// Adds a sample of the memory that is held on `device` to this thread's profile, if it has one and
+/// the last sample was another.
+void profile_memory(Device device);
+
+}  // namespace tessera
