@@ -70,6 +70,7 @@ TEST_F(CudaFirstUse, WithoutNvrtcAndPacks) {
   expect_contains(said,
                   "pip install nvidia-cuda-nvrtc, or set TESSERA_CUDA_LIBRARIES to the folder of "
                   "libnvrtc.so.13\n(status 256)");
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
 }
 
 TEST_F(CudaFirstUse, WithoutTheVirtualGpusCards) {
