@@ -219,17 +219,15 @@ Json run(const CheckpointOptions& o) {
 
 void add_checkpoint(CLI::App& app, Run& chosen) {
   auto o = std::make_shared<CheckpointOptions>();
-  CLI::App* sub = app.add_subcommand("checkpoint", "save and load beside plain copies and files");
-  sub->add_option("--folder", o->folder, "on the disk to measure")->capture_default_str();
-  sub->add_option("--megabytes", o->megabytes, "megabytes of tensors to save")
-      ->capture_default_str();
-  sub->add_option("--tensors", o->tensors)->capture_default_str();
-  sub->add_option("--rounds", o->rounds, "rounds of save and load")->capture_default_str();
-  sub->add_option("--pairs", o->pairs, "pairs of blocks of steps, with and without a save")
-      ->capture_default_str();
-  sub->add_option("--steps", o->steps, "steps of a block")->capture_default_str();
-  add_workload_options(*sub, o->workload);
-  sub->callback([o, &chosen] { chosen = [o] { return run(*o); }; });
+  Subcommand sub(app, "checkpoint", "save and load beside plain copies and files");
+  sub.option("--folder", o->folder, "on the disk to measure");
+  sub.option("--megabytes", o->megabytes, "megabytes of tensors to save");
+  sub.option("--tensors", o->tensors);
+  sub.option("--rounds", o->rounds, "rounds of save and load");
+  sub.option("--pairs", o->pairs, "pairs of blocks of steps, with and without a save");
+  sub.option("--steps", o->steps, "steps of a block");
+  add_workload_options(sub, o->workload);
+  sub.runs(chosen, [o] { return run(*o); });
 }
 
 }  // namespace tessera::bench

@@ -159,18 +159,18 @@ Json bench_collectives(const CollectiveOptions& o) {
 
 void add_collectives(CLI::App& app, Run& run) {
   auto o = std::make_shared<CollectiveOptions>();
-  CLI::App* sub = app.add_subcommand(
-      "collectives",
+  Subcommand sub(
+      app, "collectives",
       "latency and bandwidth of every verb, on buffers written before each call; under tlaunch, or "
       "ranks as threads");
-  sub->add_option("--ranks", o->ranks, "threads, when not under tlaunch")->capture_default_str();
-  sub->add_option("--backend", o->backend,
-                  "under tlaunch shm or gloo, as threads loopback or gloo; default by host");
-  sub->add_option("--only", o->only, "verbs whose name has this text");
-  sub->add_option("--min-bytes", o->min_bytes, "smallest size")->capture_default_str();
-  sub->add_option("--max-bytes", o->max_bytes, "largest size")->capture_default_str();
-  sub->add_option("--seconds", o->seconds, "for each verb and size, about")->capture_default_str();
-  sub->callback([o, &run] { run = [o] { return bench_collectives(*o); }; });
+  sub.option("--ranks", o->ranks, "threads, when not under tlaunch");
+  sub.option("--backend", o->backend,
+             "under tlaunch shm or gloo, as threads loopback or gloo; default by host");
+  sub.option("--only", o->only, "verbs whose name has this text");
+  sub.option("--min-bytes", o->min_bytes, "smallest size");
+  sub.option("--max-bytes", o->max_bytes, "largest size");
+  sub.option("--seconds", o->seconds, "for each verb and size, about");
+  sub.runs(run, [o] { return bench_collectives(*o); });
 }
 
 }  // namespace tessera::bench

@@ -211,27 +211,24 @@ Json bench_int8(const Int8Options& o) {
 
 void add_int8(CLI::App& app, Run& run) {
   auto o = std::make_shared<Int8Options>();
-  CLI::App* sub = app.add_subcommand(
-      "int8", "inference on bytes beside f32 and bf16: images/s, and accuracy of trained weights");
-  sub->add_option("--model", o->model, models::model_names(models::Data::kImages))
-      ->capture_default_str();
-  sub->add_option("--image-size", o->size, "0: that of the weights, else 224")
-      ->capture_default_str();
-  sub->add_option("--batch-size", o->batch_size, "images of a batch")->capture_default_str();
-  sub->add_option("--set", o->set, "key=value: a field of the model's options");
-  sub->add_option("--weights", o->weights, "safetensors file of a trained model");
-  sub->add_option("--data", o->data, "images:PATH, whose training part calibrates");
-  sub->add_option("--calibration", o->calibration, "batches of 32 to calibrate with")
-      ->capture_default_str();
-  sub->add_option("--keep-f32", o->keep_f32, "layers that stay f32");
-  sub->add_flag("--min-max", o->min_max, "scales from the least and largest value, not histograms");
-  sub->add_flag("--report", o->report, "print each layer's kernel and scales");
-  sub->add_option("--samples", o->samples, "batches that are timed")->capture_default_str();
-  sub->add_option("--threads", o->threads, "one is bound to a core")->capture_default_str();
-  sub->add_option("--cpu", o->cpu, "core to bind one thread to; -1: the last")
-      ->capture_default_str();
-  add_clock_option(*sub);
-  sub->callback([o, &run] { run = [o] { return bench_int8(*o); }; });
+  Subcommand sub(
+      app, "int8",
+      "inference on bytes beside f32 and bf16: images/s, and accuracy of trained weights");
+  sub.option("--model", o->model, models::model_names(models::Data::kImages));
+  sub.option("--image-size", o->size, "0: that of the weights, else 224");
+  sub.option("--batch-size", o->batch_size, "images of a batch");
+  sub.option("--set", o->set, "key=value: a field of the model's options");
+  sub.option("--weights", o->weights, "safetensors file of a trained model");
+  sub.option("--data", o->data, "images:PATH, whose training part calibrates");
+  sub.option("--calibration", o->calibration, "batches of 32 to calibrate with");
+  sub.option("--keep-f32", o->keep_f32, "layers that stay f32");
+  sub.flag("--min-max", o->min_max, "scales from the least and largest value, not histograms");
+  sub.flag("--report", o->report, "print each layer's kernel and scales");
+  sub.option("--samples", o->samples, "batches that are timed");
+  sub.option("--threads", o->threads, "one is bound to a core");
+  sub.option("--cpu", o->cpu, "core to bind one thread to; -1: the last");
+  sub.clock_option();
+  sub.runs(run, [o] { return bench_int8(*o); });
 }
 
 }  // namespace tessera::bench

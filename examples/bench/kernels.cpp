@@ -306,12 +306,12 @@ void add_kernels(CLI::App& app, Run& run) {
     std::string only;
   };
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("kernels", "generated kernels beside the bandwidth of memory");
-  sub->add_option("--cpu", o->cpu, "core to bind to; -1: the last")->capture_default_str();
-  sub->add_option("--samples", o->samples, "samples of each kernel")->capture_default_str();
-  sub->add_option("--only", o->only, "kernels whose names contain this");
-  add_clock_option(*sub);
-  sub->callback([o, &run] { run = [o] { return bench_kernels(o->cpu, o->samples, o->only); }; });
+  Subcommand sub(app, "kernels", "generated kernels beside the bandwidth of memory");
+  sub.option("--cpu", o->cpu, "core to bind to; -1: the last");
+  sub.option("--samples", o->samples, "samples of each kernel");
+  sub.option("--only", o->only, "kernels whose names contain this");
+  sub.clock_option();
+  sub.runs(run, [o] { return bench_kernels(o->cpu, o->samples, o->only); });
 }
 
 }  // namespace tessera::bench

@@ -137,13 +137,12 @@ Json bench_ops(const OpsOptions& o) {
 
 void add_ops(CLI::App& app, Run& run) {
   auto o = std::make_shared<OpsOptions>();
-  CLI::App* sub = app.add_subcommand(
-      "ops", "ns of dispatch, rates of kernels as a share of the measured peaks");
-  sub->add_option("--only", o->only, "cases whose name has this text");
-  sub->add_option("--samples", o->samples, "behind each median")->capture_default_str();
-  sub->add_option("--cpu", o->cpu, "core to bind to; -1: the last")->capture_default_str();
-  add_clock_option(*sub);
-  sub->callback([o, &run] { run = [o] { return bench_ops(*o); }; });
+  Subcommand sub(app, "ops", "ns of dispatch, rates of kernels as a share of the measured peaks");
+  sub.option("--only", o->only, "cases whose name has this text");
+  sub.option("--samples", o->samples, "behind each median");
+  sub.option("--cpu", o->cpu, "core to bind to; -1: the last");
+  sub.clock_option();
+  sub.runs(run, [o] { return bench_ops(*o); });
 }
 
 }  // namespace tessera::bench

@@ -137,16 +137,16 @@ Json bench_passes(const PassesOptions& o) {
 
 void add_passes(CLI::App& app, Run& run) {
   auto o = std::make_shared<PassesOptions>();
-  CLI::App* sub = app.add_subcommand(
-      "passes", "a training step before and after the compiler's passes: kernels, bytes, time");
-  add_workload_options(*sub, o->workload);
-  sub->add_option("--samples", o->samples, "steps that are timed")->capture_default_str();
-  sub->add_option("--skip", o->skip, "passes to leave out, by name: cse,fuse");
-  sub->add_option("--cpu", o->cpu, "core to bind to; -1: the last")->capture_default_str();
-  sub->add_flag("!--count-only", o->time, "count, but time nothing");
-  sub->add_flag("--kernels", o->kernels, "print where the time of a run goes");
-  add_clock_option(*sub);
-  sub->callback([o, &run] { run = [o] { return bench_passes(*o); }; });
+  Subcommand sub(app, "passes",
+                 "a training step before and after the compiler's passes: kernels, bytes, time");
+  add_workload_options(sub, o->workload);
+  sub.option("--samples", o->samples, "steps that are timed");
+  sub.option("--skip", o->skip, "passes to leave out, by name: cse,fuse");
+  sub.option("--cpu", o->cpu, "core to bind to; -1: the last");
+  sub.flag("!--count-only", o->time, "count, but time nothing");
+  sub.flag("--kernels", o->kernels, "print where the time of a run goes");
+  sub.clock_option();
+  sub.runs(run, [o] { return bench_passes(*o); });
 }
 
 }  // namespace tessera::bench

@@ -162,14 +162,12 @@ Json bench_products(int cpu) {
 void add_products(CLI::App& app, Run& run) {
   auto cpu = std::make_shared<int>(-1);
   auto bf16 = std::make_shared<bool>(false);
-  CLI::App* sub = app.add_subcommand(
-      "products", "matrix products by oneDNN and by the packed kernel, by shape and layout");
-  sub->add_option("--cpu", *cpu, "core to bind to; -1: the last")->capture_default_str();
-  sub->add_flag("--bf16", *bf16, "products of bf16 beside those of f32, as shares of both peaks");
-  add_clock_option(*sub);
-  sub->callback([cpu, bf16, &run] {
-    run = [cpu, bf16] { return *bf16 ? bench_bf16_products(*cpu) : bench_products(*cpu); };
-  });
+  Subcommand sub(app, "products",
+                 "matrix products by oneDNN and by the packed kernel, by shape and layout");
+  sub.option("--cpu", *cpu, "core to bind to; -1: the last");
+  sub.flag("--bf16", *bf16, "products of bf16 beside those of f32, as shares of both peaks");
+  sub.clock_option();
+  sub.runs(run, [cpu, bf16] { return *bf16 ? bench_bf16_products(*cpu) : bench_products(*cpu); });
 }
 
 }  // namespace tessera::bench

@@ -64,12 +64,11 @@ Json bench_roofline(int cpu) {
 
 void add_roofline(CLI::App& app, Run& run) {
   auto cpu = std::make_shared<int>(-1);
-  CLI::App* sub = app.add_subcommand(
-      "roofline", "peaks of this machine: arithmetic, caches, memory; one core and all");
-  sub->add_option("--cpu", *cpu, "core of the one-core column; -1: the last")
-      ->capture_default_str();
-  add_clock_option(*sub);
-  sub->callback([cpu, &run] { run = [cpu] { return bench_roofline(*cpu); }; });
+  Subcommand sub(app, "roofline",
+                 "peaks of this machine: arithmetic, caches, memory; one core and all");
+  sub.option("--cpu", *cpu, "core of the one-core column; -1: the last");
+  sub.clock_option();
+  sub.runs(run, [cpu] { return bench_roofline(*cpu); });
 }
 
 }  // namespace tessera::bench

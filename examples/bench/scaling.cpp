@@ -204,26 +204,18 @@ Json bench_scaling(const ScalingOptions& o) {
 
 void add_scaling(CLI::App& app, Run& run) {
   auto o = std::make_shared<ScalingOptions>();
-  CLI::App* sub = app.add_subcommand("scaling",
-                                     "training on several ranks: weak scaling, its bound, and what "
-                                     "communication costs");
-  sub->add_option("--nproc", o->nproc, "numbers of ranks, as in 2,4; one is always measured")
-      ->delimiter(',')
-      ->capture_default_str();
-  sub->add_option("--model", o->models, "models of bench train, as in resnet50,bert-base,gpt-nano")
-      ->delimiter(',')
-      ->capture_default_str();
-  sub->add_option("--precision", o->precisions, "fp32, bf16 or both")
-      ->delimiter(',')
-      ->capture_default_str();
-  sub->add_option("--batch-size", o->batch_size, "batch of one rank; 0: the model's usual one")
-      ->capture_default_str();
-  sub->add_option("--steps", o->steps, "in each phase; 0: what fills half a second")
-      ->capture_default_str();
-  sub->add_option("--rounds", o->rounds, "of the phases, in turn")->capture_default_str();
-  sub->add_flag("--compile", o->compile, "steps as compiled graphs");
-  sub->add_option("--plot", o->plot, "SVG file that gets the efficiencies as bars");
-  sub->callback([o, &run] { run = [o] { return bench_scaling(*o); }; });
+  Subcommand sub(app, "scaling",
+                 "training on several ranks: weak scaling, its bound, and what "
+                 "communication costs");
+  sub.list("--nproc", o->nproc, "numbers of ranks, as in 2,4; one is always measured");
+  sub.list("--model", o->models, "models of bench train, as in resnet50,bert-base,gpt-nano");
+  sub.list("--precision", o->precisions, "fp32, bf16 or both");
+  sub.option("--batch-size", o->batch_size, "batch of one rank; 0: the model's usual one");
+  sub.option("--steps", o->steps, "in each phase; 0: what fills half a second");
+  sub.option("--rounds", o->rounds, "of the phases, in turn");
+  sub.flag("--compile", o->compile, "steps as compiled graphs");
+  sub.option("--plot", o->plot, "SVG file that gets the efficiencies as bars");
+  sub.runs(run, [o] { return bench_scaling(*o); });
 }
 
 }  // namespace tessera::bench

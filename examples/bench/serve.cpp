@@ -178,12 +178,11 @@ Json serve(int cpu) {
 
 void add_serve(CLI::App& app, Run& run) {
   auto cpu = std::make_shared<int>(-1);
-  CLI::App* sub =
-      app.add_subcommand("serve", "times on demand, for drivers that alternate programs")
-          ->group("");
-  sub->add_option("--cpu", *cpu, "core to bind to; -1: the last")->capture_default_str();
-  add_clock_option(*sub);
-  sub->callback([cpu, &run] { run = [cpu] { return serve(*cpu); }; });
+  Subcommand sub(app, "serve", "times on demand, for drivers that alternate programs");
+  sub.hide();
+  sub.option("--cpu", *cpu, "core to bind to; -1: the last");
+  sub.clock_option();
+  sub.runs(run, [cpu] { return serve(*cpu); });
 }
 
 }  // namespace tessera::bench

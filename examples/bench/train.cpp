@@ -157,7 +157,7 @@ Json bench_train(const TrainOptions& o) {
 
 }  // namespace
 
-void add_workload_options(CLI::App& sub, WorkloadOptions& o) {
+void add_workload_options(Subcommand& sub, WorkloadOptions& o) {
   std::map<int64_t, std::string> usual;  // models by their batch
   for (const models::ModelSpec& spec : models::registered_models()) {
     std::string& names = usual[spec.bench_batch_size];
@@ -166,42 +166,36 @@ void add_workload_options(CLI::App& sub, WorkloadOptions& o) {
   std::string batches;
   for (const auto& [size, names] : usual)
     batches += fmt::format("{}{} ({})", batches.empty() ? "" : ", ", size, names);
-  sub.add_option("--model", o.model, models::model_names())->capture_default_str();
-  sub.add_option("--batch-size", o.batch_size, "sequences or rows; 0: " + batches)
-      ->capture_default_str();
-  sub.add_option(
-         "--seq-len", o.seq_len,
-         "tokens of a sequence; 0: the model's usual number, 128 for masked text, else its context")
-      ->capture_default_str();
-  sub.add_option("--set", o.set, "key=value: a field of the model's options");
+  sub.option("--model", o.model, models::model_names());
+  sub.option("--batch-size", o.batch_size, "sequences or rows; 0: " + batches);
+  sub.option(
+      "--seq-len", o.seq_len,
+      "tokens of a sequence; 0: the model's usual number, 128 for masked text, else its context");
+  sub.option("--set", o.set, "key=value: a field of the model's options");
 }
 
 void add_train(CLI::App& app, Run& run) {
   auto o = std::make_shared<TrainOptions>();
-  CLI::App* sub = app.add_subcommand(
-      "train",
+  Subcommand sub(
+      app, "train",
       "a training step: time, tokens/s, ratio to its bare contractions, share of the peak");
-  add_workload_options(*sub, o->workload);
-  sub->add_option_function<std::string>(
-         "--precision",
-         [o](const std::string& given) {
-           if (given != "fp32" && given != "bf16")
-             throw CLI::ValidationError("--precision " + given + ": expected fp32 or bf16");
-           o->workload.precision = given == "bf16" ? kBF16 : kF32;
-         },
-         "type of products and attention: fp32, or bf16 by autocast")
-      ->default_str("fp32");
-  sub->add_option("--samples", o->samples, "steps that are timed")->capture_default_str();
-  sub->add_option("--warmup", o->warmup, "steps before")->capture_default_str();
-  sub->add_option("--threads", o->threads, "threads of the step; one is bound to a core")
-      ->capture_default_str();
-  sub->add_option("--cpu", o->cpu, "core to bind one thread to; -1: the last")
-      ->capture_default_str();
-  sub->add_flag("--compile", o->compile, "time the compiled step beside the eager one");
-  sub->add_flag("--profile-ops", o->profile_ops, "print the time of each op in a step");
-  sub->add_flag("--detail", o->detail, "with --profile-ops: by attributes and shapes");
-  add_clock_option(*sub);
-  sub->callback([o, &run] { run = [o] { return bench_train(*o); }; });
+  add_workload_options(sub, o->workload);
+  sub.option(
+      "--precision",
+      [o](const std::string& given) {
+        o->workload.precision = given == "bf16" ? kBF16 : kF32;
+        return given == "fp32" || given == "bf16" ? "" : "expected fp32 or bf16";
+      },
+      "fp32", "type of products and attention: fp32, or bf16 by autocast");
+  sub.option("--samples", o->samples, "steps that are timed");
+  sub.option("--warmup", o->warmup, "steps before");
+  sub.option("--threads", o->threads, "threads of the step; one is bound to a core");
+  sub.option("--cpu", o->cpu, "core to bind one thread to; -1: the last");
+  sub.flag("--compile", o->compile, "time the compiled step beside the eager one");
+  sub.flag("--profile-ops", o->profile_ops, "print the time of each op in a step");
+  sub.flag("--detail", o->detail, "with --profile-ops: by attributes and shapes");
+  sub.clock_option();
+  sub.runs(run, [o] { return bench_train(*o); });
 }
 
 }  // namespace tessera::bench
