@@ -130,13 +130,19 @@ void Storage::wait_writable_on(const Stream& stream) {
 // Several threads may read one storage, each on a stream of its own, so what they note is locked.
 void Storage::wait_for_users(const Stream& stream, bool readers_too) {
   if (!readers_too && home() == stream && !pending()) return;
-  SmallVector<Ref<Event>, 4> users;
-  {
-    std::lock_guard lock(ready_lock());
-    if (Ref<Event> e = ready()) users.push_back(std::move(e));
-    if (readers_too) users.append(readers().begin(), readers().end());
+  for (Ref<Event> waited;;) {  // what was waited for may have put other events in its place
+    SmallVector<Ref<Event>, 4> users;
+    {
+      std::lock_guard lock(ready_lock());
+      const Ref<Event> last = ready();
+      if (waited && waited == last) break;
+      if (last) users.push_back(last);
+      if (readers_too) users.append(readers().begin(), readers().end());
+      waited = last;
+    }
+    for (const Ref<Event>& e : users) e->wait_on(stream);
+    if (!waited) break;
   }
-  for (const Ref<Event>& e : users) e->wait_on(stream);
   if (home() != stream)
     if (const Ref<Event> e = runtime_of(device_).record(home())) e->wait_on(stream);
 }
