@@ -1,12 +1,17 @@
 // The allocators of card memory and of pinned memory, on any card, real or virtual.
+#include <sys/syscall.h>
+
+#include <atomic>
 #include <map>
 #include <random>
+#include <semaphore>
 #include <thread>
 
 #include "core/backend/cuda/exact_allocator.h"
 #include "core/backend/cuda/memory_ledger.h"
 #include "core/backend/cuda/pinned.h"
 #include "core/base/error.h"
+#include "tests/collectives/wakeups.h"
 #include "tests/cuda/card.h"
 
 namespace tessera::cuda {
@@ -217,6 +222,34 @@ TEST_F(CudaMemory, TheEndOfAnAllocatorWaitsForItsUsers) {
     }
     synchronize(stream_);
   }
+}
+
+/// An event that lets go of who waits for it when the test says so.
+class Gate final : public Event {
+ public:
+  bool done() const override { return false; }
+  void wait() override { reached.release(), open.acquire(); }
+  std::binary_semaphore reached{0}, open{0};
+};
+
+// What a thread gives back is neither in use nor free meanwhile; another one that needs it sleeps.
+TEST_F(CudaMemory, AThreadWaitsForMemoryThatAnotherGivesBack) {
+  CachingAllocator a(0, 4 * kMiB);
+  const auto gate = make_ref<Gate>();
+  const Ref<Event> pending[] = {gate};
+  a.deallocate_after(a.allocate(4 * kMiB), 4 * kMiB, pending);
+  std::thread gives([&] { a.release_cached(); });
+  gate->reached.acquire();
+  std::atomic<pid_t> number = 0;
+  std::thread needs([&] {
+    compute_stream(0);
+    number = pid_t(syscall(SYS_gettid));
+    a.deallocate(a.allocate(4 * kMiB), 4 * kMiB);
+  });
+  while (number == 0) std::this_thread::yield();
+  EXPECT_TRUE(test::await_sleep(number));
+  gate->open.release();
+  gives.join(), needs.join();
 }
 
 TEST_F(CudaMemory, StreamsKeepToTheirOwnBlocksWhileThereIsMemory) {
@@ -434,6 +467,16 @@ TEST_F(CudaMemory, PinnedBlocksComeBackWhenTheirEventsHaveHappened) {
   a.release_cached();
   EXPECT_EQ(a.stats().system_bytes, 0);
   EXPECT_FALSE(a.owns(p));
+}
+
+TEST_F(CudaMemory, PinnedBlocksGoBackToTheDriverAfterTheirCopies) {
+  PinnedAllocator a;
+  auto event = make_ref<ManualEvent>();
+  const Ref<Event> pending[] = {event};
+  a.deallocate_after(a.allocate(5000), 5000, pending);
+  a.release_cached();
+  EXPECT_EQ(event->waits, 1);
+  EXPECT_EQ(a.stats().system_bytes, 0);
 }
 
 TEST_F(CudaMemory, PinnedMemoryGoesToTheCardAndBack) {

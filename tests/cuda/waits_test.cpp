@@ -105,11 +105,41 @@ TEST_F(CudaWaits, ACopyHasTheValuesOfItsTime) {
   EXPECT_TRUE(equal(again, full({kN}, 3.0)));
 
   // From pinned memory, which the host may change when the copy has ended.
-  Tensor up = empty({kN}, kF32, card_);
-  back.fill_(1.0);
-  up = back.to(card_);
-  back.fill_(2.0);
+  const Tensor pinned = transferred(x, kCPU);
+  pinned.fill_(1.0);
+  const Tensor up = pinned.to(card_);
+  pinned.fill_(2.0);
   expect_same(up, full({kN}, 1.0));
+}
+
+/// Brings memory to a storage when somebody waits for that.
+class Promise final : public Event {
+ public:
+  explicit Promise(Tensor memory) : memory_(std::move(memory)) {}
+  bool done() const override { return kept_; }
+  void wait() override {
+    if (!std::exchange(kept_, true)) storage->provide(memory_.storage());
+  }
+  Storage* storage = nullptr;
+
+ private:
+  const Tensor memory_;
+  bool kept_ = false;
+};
+
+TEST_F(CudaWaits, PromisedMemoryBringsItsWritersAndReaders) {
+  const Tensor memory = there(), read = there();
+  Tensor out;
+  elsewhere([&] { memory.add_(1.0), out = read * 2.0; });
+  const auto promised = [](const Tensor& m) {
+    const auto promise = make_ref<Promise>(m);
+    const auto storage = make_ref<Storage>(m.nbytes(), m.device(), promise);
+    promise->storage = storage.get();
+    return Tensor(m.meta(), storage);
+  };
+  expect_same(promised(memory) * 2.0, (counted() + 1.0) * 2.0);
+  promised(read).fill_(7.0);
+  expect_same(out, counted() * 2.0);
 }
 
 TEST_F(CudaWaits, OpsWaitOnTheStreamOfTheirOwnCard) {

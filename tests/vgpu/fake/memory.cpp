@@ -158,6 +158,7 @@ bool Memory::unreserve(uintptr_t at, size_t bytes) {
   const auto mapped = mapped_.lower_bound(at);
   if (mapped != mapped_.end() && mapped->first < at + bytes) return false;
   reservations_.erase(i);
+  if (at + bytes == reserve_end_) reserve_end_ = at - kHuge;  // the next range may lie here
   return true;
 }
 
