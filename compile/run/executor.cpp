@@ -11,6 +11,7 @@
 #include "core/base/profile.h"
 #include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
+#include "core/dispatch/device_span.h"
 #include "core/dispatch/dispatch.h"
 #include "core/tensor/allocator.h"
 #include "core/tensor/device_runtime.h"
@@ -296,6 +297,7 @@ struct Executor::Impl {
   // operand and its result itself, and notes what it uses.
   void run_on_device(const Step& s) {
     const Stream stream = stream_of(s.device);
+    DeviceSpan lane(name_of(s), stream);
     const bool transfers = s.out[0].device() != s.device;
     for (MemoryId m : s.waits) memory(m).storage->wait_ready(stream);
     if (!s.collective && !transfers) {
@@ -321,13 +323,17 @@ struct Executor::Impl {
     for (size_t i = 0; i < results.size(); ++i) copy_values(s.out[i], results[i]);
   }
 
+  static std::string_view name_of(const Step& s) {
+    const Fused* fused = as_fused(*s.prim);
+    return fused ? std::string_view(fused->name) : s.prim->name();
+  }
+
   void run_profiled() {
     for (const Step& s : program.steps) {
-      const Fused* fused = as_fused(*s.prim);
       // The text is made before the span begins: for a large kernel this takes as long as a small
       // kernel.
       std::string detail = to_string(graph, graph.nodes[size_t(s.node)]);
-      ProfileSpan span(fused ? fused->name : s.prim->name(), s.collective ? "op" : "kernel");
+      ProfileSpan span(name_of(s), s.collective ? "op" : "kernel");
       span.set_detail(std::move(detail));
       run_step(s);
     }

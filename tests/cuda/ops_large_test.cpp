@@ -166,7 +166,7 @@ TEST_F(CudaLargeOps, ConvolutionsOfManyPlaces) {
                         {{5, 16, 16, 16}, {8, 4, 1, 1}, {.groups = 4}},
                         {{5, 16, 16, 16}, {8, 16, 1, 1}, {.stride = 2}}};
   for (DType t : {kF32, kBF16})
-    for (const Case& c : cases)
+    for (const Case& c : std::span(cases).first(t == kF32 ? 5 : 3))
       compare([&](const List& in) { return conv2d(in[0], in[1], {}, c.geometry); },
               {values(c.x, t), values(c.w, t, 2)}, tolerance(t), 2);
 }
