@@ -11,6 +11,7 @@
 #include "compile/codegen/samples.h"
 #include "core/tensor/device_runtime.h"
 #include "tests/compile/codegen/compare.h"
+#include "tests/cuda/cubin_use.h"
 #ifdef TESSERA_NVRTC
 #include <nvrtc.h>
 #endif
@@ -144,25 +145,25 @@ TEST_F(OnCard, OperandsAreReadOnceAndResultsWrittenOnce) {
 }
 
 #ifdef TESSERA_NVRTC
-// The log of a failed compilation; "" and the size of the cubin otherwise.
-std::string compile_cuda(const std::string& text, const char* architecture, size_t* bytes) {
+// What the compiler says; `*cubin` is the code, where there is some.
+std::string compile_cuda(const std::string& text, const char* architecture, std::string* cubin) {
   nvrtcProgram program;
   if (nvrtcCreateProgram(&program, text.c_str(), "kernels.cu", 0, nullptr, nullptr) !=
       NVRTC_SUCCESS)
     return "nvrtcCreateProgram failed";
   std::string arch = std::string("--gpu-architecture=") + architecture;
   const char* options[] = {arch.c_str(), "--std=c++20", "--fmad=false"};
-  std::string log;
-  if (nvrtcCompileProgram(program, 3, options) != NVRTC_SUCCESS) {
-    size_t size = 0;
-    nvrtcGetProgramLogSize(program, &size);
-    log.resize(size + 1);
-    nvrtcGetProgramLog(program, log.data());
-  } else {
-    nvrtcGetCUBINSize(program, bytes);
+  const bool good = nvrtcCompileProgram(program, 3, options) == NVRTC_SUCCESS;
+  size_t size = 0;
+  nvrtcGetProgramLogSize(program, &size);
+  std::string log(size, 0);
+  nvrtcGetProgramLog(program, log.data());
+  if (good && nvrtcGetCUBINSize(program, &size) == NVRTC_SUCCESS) {
+    cubin->resize(size);
+    nvrtcGetCUBIN(program, cubin->data());
   }
   nvrtcDestroyProgram(&program);
-  return log;
+  return log.c_str();  // ends before the zero
 }
 
 TEST(PrintCuda, CompilesToCubins) {
@@ -189,13 +190,22 @@ TEST(PrintCuda, CompilesToCubins) {
   r.store(r.reduce(ReduceKind::kMin, r.cast(positive, kI32), 2));
   r.store(r.reduce(ReduceKind::kProd, f, 2)), r.store(r.reduce(ReduceKind::kAll, positive, 2));
   add(r.body);
-  for (const char* architecture : {"sm_80", "sm_90"}) {
-    size_t bytes = 0;
-    EXPECT_EQ(compile_cuda(text, architecture, &bytes), "") << text;
-    EXPECT_GT(bytes, 10000u) << architecture;
+  for (int64_t columns : {1024, 3000, 4096, 8192, 40000})  // of each size of a unit
+    add(softmax_body(64, columns)), add(softmax_body(64, columns, kBF16)),
+        add(layer_norm_body(64, columns));
+  for (int64_t columns : {1024, 3000, 4096}) add(layer_norm_grad_body(64, columns));
+  for (const char* architecture : {"sm_80", "sm_90", "sm_100"}) {
+    std::string cubin;
+    EXPECT_EQ(compile_cuda(text, architecture, &cubin), "") << text;
+    EXPECT_GT(cubin.size(), 10000u) << architecture;
+    for (const cuda::test::Use& use : cuda::test::uses_of(cubin)) {
+      EXPECT_EQ(use.frame_bytes, 0u) << use.kernel << " has memory of its own, " << architecture;
+      if (std::getenv("TESSERA_KERNEL_REGISTERS"))
+        std::printf("%s: %3u registers %s\n", architecture, use.registers, use.kernel.c_str());
+    }
   }
-  size_t bytes = 0;
-  EXPECT_NE(compile_cuda(text + "int nonsense = ;", "sm_90", &bytes), "");
+  std::string cubin;
+  EXPECT_NE(compile_cuda(text + "int nonsense = ;", "sm_90", &cubin), "");
 }
 #endif
 
