@@ -156,10 +156,16 @@ void Generator::seek(uint64_t next) {
   assign_(state_, from_values<int64_t>(values, {2}));
 }
 void Generator::seek(const Tensor& next) { assign_(state_[1], next.to(state_.device())); }
+void Generator::to(Device device) {
+  if (device != state_.device()) state_ = transferred(state_, device);
+}
 Tensor Generator::next_key() {
   Tensor key = clone(state_);
   Tensor number = state_[1];
-  assign_(number, number + 1);
+  if (state_.device().is_cpu())
+    assign_(number, number + 1);
+  else
+    add_(number, 1);  // one kernel
   return key;
 }
 

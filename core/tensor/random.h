@@ -21,6 +21,10 @@ class Generator {
   /// Returns a key, i64 [2], and moves the state on by one.
   Tensor next_key();
   const Tensor& state() const { return state_; }
+  /// Moves the state to `device`, where keys are dealt from then on; state() is another tensor
+  /// then. On the CPU, keys go by value into kernels of other devices. A graph that is replayed on
+  /// a device needs them there.
+  void to(Device device);
 
  private:
   Tensor state_;

@@ -175,5 +175,22 @@ TEST_F(CudaTraining, ASaveOfWhatWasRefusedFails) {
   std::filesystem::remove_all(folder);
 }
 
+TEST_F(CudaTraining, KeysOnTheCardAreThoseOfTheHost) {
+  const Device card = device_of(0);
+  const Tensor x = ones({5, 7}, {kF32, card});
+  Generator here(9), there(9);
+  there.to(card);
+  for (int k = 0; k < 3; ++k) {
+    const Tensor a = dropout(x, 0.4, here.next_key()), b = dropout(x, 0.4, there.next_key());
+    EXPECT_TRUE(equal(a.cpu(), b.cpu()));
+  }
+  here.seek(7), there.seek(7);
+  EXPECT_TRUE(equal(here.next_key(), there.next_key().cpu()));
+  there.seed(3);
+  EXPECT_TRUE(equal(there.state().cpu(), Generator(3).state()));
+  there.to(kCPU);
+  EXPECT_TRUE(there.state().device().is_cpu());
+}
+
 }  // namespace
 }  // namespace tessera::cuda
