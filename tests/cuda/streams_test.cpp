@@ -123,6 +123,13 @@ TEST_F(CudaStreams, ATimedEventTellsMilliseconds) {
   const double ms = elapsed_ms(*from, *to);
   EXPECT_GE(ms, 0);
   EXPECT_LT(ms, 1e4);
+  // Each is waited for: neither stream is behind the other.
+  SideStream side(0);
+  fill(a.data(), 2, 1, a.size(), side.stream());
+  auto late = make_ref<StreamEvent>(side.stream(), StreamEvent::Timing::kOn);
+  EXPECT_LT(elapsed_ms(*late, *to), 1e4);
+  late = make_ref<StreamEvent>(side.stream(), StreamEvent::Timing::kOn);
+  EXPECT_LT(elapsed_ms(*to, *late), 1e4);
   auto untimed = make_ref<StreamEvent>(stream_);
   EXPECT_THROW(elapsed_ms(*from, *untimed), BugError);
 }
