@@ -21,6 +21,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
 #include "examples/bench/commands.h"
+#include "examples/bench/device.h"
 #include "examples/bench/peaks.h"
 
 namespace tessera::bench {
@@ -306,12 +307,20 @@ void add_kernels(CLI::App& app, Run& run) {
     std::string only;
   };
   auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("kernels", "generated kernels beside the bandwidth of memory");
+  CLI::App* sub = app.add_subcommand(
+      "kernels", "generated kernels, or those of a device, beside the bandwidth of memory");
   sub->add_option("--cpu", o->cpu, "core to bind to; -1: the last")->capture_default_str();
   sub->add_option("--samples", o->samples, "samples of each kernel")->capture_default_str();
   sub->add_option("--only", o->only, "kernels whose names contain this");
   add_clock_option(*sub);
-  sub->callback([o, &run] { run = [o] { return bench_kernels(o->cpu, o->samples, o->only); }; });
+  auto device = std::make_shared<DeviceOptions>();
+  add_device_options(*sub, device, true);
+  sub->callback([=, &run] {
+    run = [=] {
+      return device_for("kernels", *device).is_cpu() ? bench_kernels(o->cpu, o->samples, o->only)
+                                                     : device_kernels(*device, o->only, o->samples);
+    };
+  });
 }
 
 }  // namespace tessera::bench
