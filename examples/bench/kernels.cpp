@@ -21,6 +21,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
 #include "examples/bench/commands.h"
+#include "examples/bench/device.h"
 #include "examples/bench/peaks.h"
 
 namespace tessera::bench {
@@ -306,12 +307,18 @@ void add_kernels(CLI::App& app, Run& run) {
     std::string only;
   };
   auto o = std::make_shared<Options>();
-  Subcommand sub(app, "kernels", "generated kernels beside the bandwidth of memory");
+  Subcommand sub(app, "kernels",
+                 "generated kernels, or those of a device, beside the bandwidth of memory");
   sub.option("--cpu", o->cpu, "core to bind to; -1: the last");
   sub.option("--samples", o->samples, "samples of each kernel");
   sub.option("--only", o->only, "kernels whose names contain this");
   sub.clock_option();
-  sub.runs(run, [o] { return bench_kernels(o->cpu, o->samples, o->only); });
+  auto device = std::make_shared<DeviceOptions>();
+  add_device_options(sub, *device, true);
+  sub.runs(run, [o, device] {
+    return device_for("kernels", *device).is_cpu() ? bench_kernels(o->cpu, o->samples, o->only)
+                                                   : device_kernels(*device, o->only, o->samples);
+  });
 }
 
 }  // namespace tessera::bench

@@ -8,6 +8,7 @@
 #include "core/base/parallel.h"
 #include "examples/bench/cases.h"
 #include "examples/bench/commands.h"
+#include "examples/bench/device.h"
 #include "examples/bench/peaks.h"
 
 namespace tessera::bench {
@@ -109,9 +110,12 @@ class Printer {
   const OpsOptions& o_;
 };
 
+void check_samples(int samples) {
+  TESSERA_CHECK(samples >= kSamples, "bench ops: --samples {}: a median takes at least {}", samples,
+                kSamples);
+}
+
 Json bench_ops(const OpsOptions& o) {
-  TESSERA_CHECK(o.samples >= kSamples, "bench ops: --samples {}: a median takes at least {}",
-                o.samples, kSamples);
   bind_to_core(o.cpu);
   set_num_threads(1);
   if (!o.only.empty()) check_only("ops", o.only, names_of_cases());
@@ -142,7 +146,13 @@ void add_ops(CLI::App& app, Run& run) {
   sub.option("--samples", o->samples, "behind each median");
   sub.option("--cpu", o->cpu, "core to bind to; -1: the last");
   sub.clock_option();
-  sub.runs(run, [o] { return bench_ops(*o); });
+  auto device = std::make_shared<DeviceOptions>();
+  add_device_options(sub, *device, false);
+  sub.runs(run, [o, device] {
+    check_samples(o->samples);
+    return device_for("ops", *device).is_cpu() ? bench_ops(*o)
+                                               : device_ops(*device, o->only, o->samples);
+  });
 }
 
 }  // namespace tessera::bench

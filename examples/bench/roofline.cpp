@@ -1,4 +1,5 @@
-// bench roofline: the peaks of one core and of all cores at once.
+// bench roofline: the peaks of one core and of all cores at once, or of a device
+// (device_roofline.cpp).
 #include <fmt/core.h>
 
 #include <atomic>
@@ -6,6 +7,7 @@
 
 #include "core/base/isa.h"
 #include "examples/bench/commands.h"
+#include "examples/bench/device.h"
 #include "examples/bench/peaks.h"
 
 namespace tessera::bench {
@@ -64,11 +66,17 @@ Json bench_roofline(int cpu) {
 
 void add_roofline(CLI::App& app, Run& run) {
   auto cpu = std::make_shared<int>(-1);
-  Subcommand sub(app, "roofline",
-                 "peaks of this machine: arithmetic, caches, memory; one core and all");
+  Subcommand sub(
+      app, "roofline",
+      "peaks of this machine: arithmetic, caches, memory; one core and all, or a device");
   sub.option("--cpu", *cpu, "core of the one-core column; -1: the last");
   sub.clock_option();
-  sub.runs(run, [cpu] { return bench_roofline(*cpu); });
+  auto device = std::make_shared<DeviceOptions>();
+  add_device_options(sub, *device, true);
+  sub.runs(run, [cpu, device] {
+    return device_for("roofline", *device).is_cpu() ? bench_roofline(*cpu)
+                                                    : device_roofline(*device);
+  });
 }
 
 }  // namespace tessera::bench

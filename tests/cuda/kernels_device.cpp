@@ -12,8 +12,6 @@
 namespace tessera::cuda::test {
 namespace {
 
-bool g_benchmarks = false;
-
 void* open(const char* soname) {
   if (void* library = dlopen(soname, RTLD_NOW | RTLD_LOCAL)) return library;
   for (const std::string& folder : library_folders())
@@ -89,7 +87,6 @@ Device* Device::get() {
     char name[256] = "virtual GPU";
     if (f.device_name) d->check(f.device_name(name, sizeof name, number), "device_name");
     d->name_ = name;
-    d->virtual_ = d->name_.find("irtual") != std::string::npos;
     int major = 0, minor = 0;
     f.device_attribute(&major, DeviceAttribute::kCapabilityMajor, number);
     f.device_attribute(&minor, DeviceAttribute::kCapabilityMinor, number);
@@ -98,10 +95,6 @@ Device* Device::get() {
     d->check(f.primary_context_retain(&context, number), "primary_context_retain");
     d->check(f.set_current(context), "set_current");
     if (f.stream_create) d->check(f.stream_create(&d->stream_, 1, 0), "stream_create");
-    if (!d->virtual_) {
-      d->check(f.event_create(&d->from_, 0), "event_create");
-      d->check(f.event_create(&d->to_, 0), "event_create");
-    }
     return d;
   }();
   return device;
@@ -139,23 +132,9 @@ void Device::launch_raw(FunctionHandle f, const Geometry& g, void** parameters) 
 
 void Device::synchronize() { check(driver_.stream_synchronize(stream_), "stream_synchronize"); }
 
-void Device::start_timer() { check(driver_.event_record(from_, stream_), "event_record"); }
-float Device::stop_timer() {
-  float ms = 0;
-  check(driver_.event_record(to_, stream_), "event_record");
-  check(driver_.event_synchronize(to_), "event_synchronize");
-  check(driver_.event_elapsed(&ms, from_, to_), "event_elapsed");
-  return ms;
-}
-
-bool benchmarks_wanted() { return g_benchmarks; }
-void want_benchmarks() { g_benchmarks = true; }
-
 }  // namespace tessera::cuda::test
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  for (int i = 1; i < argc; ++i)
-    if (std::string(argv[i]) == "--bench") tessera::cuda::test::want_benchmarks();
   return RUN_ALL_TESTS();
 }

@@ -46,8 +46,6 @@ class Device {
   const DriverFunctions& driver() const { return driver_; }
   const std::string& architecture() const { return architecture_; }
   const std::string& name() const { return name_; }
-  /// True on the virtual GPU, where nothing is worth timing.
-  bool is_virtual() const { return virtual_; }
   StreamHandle stream() const { return stream_; }
 
   /// The entry `name` of the text, which is compiled and loaded once.
@@ -59,30 +57,13 @@ class Device {
     launch_raw(f, g, parameters);
   }
   void synchronize();
-  /// The shortest of `repeats` runs of `work`, in milliseconds, by events.
-  template <class F>
-  float time(F work, int repeats = 10) {
-    float best = 1e30f;
-    for (int i = 0; i < repeats; ++i) {
-      start_timer();
-      work();
-      const float ms = stop_timer();
-      best = ms < best ? ms : best;
-    }
-    return best;
-  }
   void check(Result r, const char* what) const;
 
  private:
   Device() = default;
-  void start_timer();
-  float stop_timer();
-
   DriverFunctions driver_{};
   std::string name_, architecture_;
-  bool virtual_ = false;
   StreamHandle stream_ = nullptr;
-  EventHandle from_ = nullptr, to_ = nullptr;
   std::map<std::string, ModuleHandle> modules_;
 };
 
@@ -131,8 +112,5 @@ class Array {
 };
 // Bools are kept as bytes, since a vector of bool has no data.
 using Bools = std::vector<uint8_t>;
-
-/// True with --bench on the command line.
-bool benchmarks_wanted();
 
 }  // namespace tessera::cuda::test

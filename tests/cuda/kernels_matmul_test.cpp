@@ -300,51 +300,5 @@ TEST(AttentionShapes, ManyHeadsGoAlongX) {
   }
 }
 
-TEST_F(Matmul, Benchmark) {
-  if (!benchmarks_wanted() || d().is_virtual()) GTEST_SKIP() << "with --bench, on a card";
-  for (DType t : {kF32, kBF16}) {
-    const int64_t n = 4096;
-    Array<float> a(size_t(n * n)), b(size_t(n * n)), c(size_t(n * n));
-    a.fill(0), b.fill(0);
-    const KernelText text{"matmul", matmul_instances(t)};
-    for (const int turned : {0, 1, 2, 3}) {
-      auto lie = [&](const Array<float>& x, bool by_columns) {
-        return Matrices{x.get(), by_columns ? 1 : n, by_columns ? n : 1, {}};
-      };
-      const auto l = matmul_launches(t, {}, n, n, n, {c.get(), n, 1, {}}, lie(a, turned & 1),
-                                     lie(b, turned & 2));
-      FunctionHandle f = d().function(text, l[0].instance + "_matmul");
-      const float ms = d().time([&] { d().launch(f, l[0].geometry, l[0].call); });
-      std::printf("bench matmul %s 4096^3%s%s: %.3f ms, %.1f TFLOP/s\n",
-                  std::string(name_of(t)).c_str(), turned & 1 ? ", a transposed" : "",
-                  turned & 2 ? ", b transposed" : "", double(ms),
-                  2.0 * double(n * n) * double(n) / double(ms) * 1e-9);
-    }
-    const int64_t heads = 64, positions = 2048, width = 64, size = heads * positions * width;
-    Array<float> q{size_t(size)}, k{size_t(size)}, v{size_t(size)}, o{size_t(size)},
-        g{size_t(size)}, r{size_t(size)}, lse{size_t(heads * positions)},
-        delta{size_t(heads * positions)};
-    q.fill(0), k.fill(0), v.fill(0), g.fill(0), o.fill(0);
-    auto operand = [&](const Array<float>& x) {
-      return AttentionOperand{x.get(), 0, positions * width, width};
-    };
-    AttentionCall call{operand(q), operand(k), operand(v),     operand(o),     operand(g),
-                       operand(r), operand(r), operand(o),     lse.get(),      delta.get(),
-                       0.125,      int(heads), int(positions), int(positions), int(width),
-                       int(width), 1};
-    const KernelText at{"attention", {attention_instance(t, {64, 64})}};
-    for (const auto& [entry, e, products] : {std::tuple{"_forward", AttentionEntry::kForward, 2.0},
-                                             {"_queries", AttentionEntry::kQueries, 3.0},
-                                             {"_keys", AttentionEntry::kKeys, 4.0}}) {
-      FunctionHandle fa = d().function(at, at.instances[0].name + entry);
-      const Geometry geometry = attention_geometry(e, t, {64, 64}, heads, positions);
-      const float ms = d().time([&] { d().launch(fa, geometry, call); });
-      std::printf("bench attention%s %s causal: %.3f ms, %.1f TFLOP/s\n", entry,
-                  std::string(name_of(t)).c_str(), double(ms),
-                  products * double(size) * double(positions) / double(ms) * 1e-9);
-    }
-  }
-}
-
 }  // namespace
 }  // namespace tessera::cuda::test

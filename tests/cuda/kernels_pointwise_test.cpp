@@ -326,31 +326,5 @@ TEST(Walks, CutWhatThirtyOneBitsCannotCount) {
   }
 }
 
-TEST_F(Pointwise, Benchmark) {
-  if (!benchmarks_wanted() || d().is_virtual()) GTEST_SKIP() << "with --bench, on a card";
-  const int64_t n = int64_t(1) << 28, one = 1;
-  Array<float> x{size_t(n)}, y{size_t(n)};
-  x.fill(0), y.fill(0);
-  for (const char* name : {"add", "relu", "gelu", "exp", "mul_add", "eq"})
-    for (DType t : {kF32, kBF16})
-      for (const PointwiseOp& op : pointwise_ops()) {
-        if (op.name != name) continue;
-        const int bytes = int(size_of(t)), to = op.to_bool ? 1 : bytes;
-        std::vector<Strided> operands{{y.get(), to, {&one, 1}}};
-        for (int k = 0; k < op.operands; ++k) operands.push_back({x.get(), bytes, {&one, 1}});
-        const KernelText text{"pointwise", {pointwise_instance(op, t)}};
-        const unsigned long long none[3] = {};
-        const auto launches = pointwise_launches(shape_of(op, t), {&n, 1}, operands, none, nullptr);
-        FunctionHandle f = d().function(text, text.instances[0].name + "_" + launches[0].entry);
-        const float ms = d().time([&] {
-          for (const auto& l : launches) d().launch(f, l.geometry, l.call);
-        });
-        // Operands are one array, which the second reader finds in the cache at best.
-        std::printf("bench pointwise %s_%s: %.3f ms, %.0f GB/s of result and one operand\n", name,
-                    std::string(name_of(t)).c_str(), double(ms),
-                    double(n) * (bytes + to) / double(ms) * 1e-6);
-      }
-}
-
 }  // namespace
 }  // namespace tessera::cuda::test

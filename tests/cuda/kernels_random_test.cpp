@@ -214,26 +214,5 @@ TEST_F(Update, NormsAreBalancedTrees) {
   EXPECT_EQ(out.read()[0], std::sqrt(tree(tree, squares.data(), 700)));
 }
 
-TEST_F(Update, Benchmark) {
-  if (!benchmarks_wanted() || d().is_virtual()) GTEST_SKIP() << "with --bench, on a card";
-  const int64_t n = int64_t(1) << 27;
-  const auto pieces = update_pieces({&n, 1});
-  Array<float> x{size_t(n)}, y{size_t(n)}, m{size_t(n)}, v{size_t(n)};
-  x.fill(0), y.fill(0), m.fill(0), v.fill(0);
-  Array<UpdatePiece> dp(pieces);
-  Array<void*> lists(
-      std::vector<void*>{x.get(), y.get(), m.get(), v.get(), x.get(), m.get(), v.get()});
-  Array<double> one(std::vector<double>{1, 1, 1});
-  const KernelText text{"update", {update_instance(kF32)}};
-  UpdateCall c{};
-  c.pieces = dp.get(), c.lists = lists.get(), c.lr = c.step = c.scale = one.get();
-  c.beta1 = 0.9, c.beta2 = 0.99, c.eps = 1, c.tensors = 1, c.decoupled = 1;
-  FunctionHandle f = d().function(text, "update_f32_adam");
-  const Geometry g{{unsigned(pieces.size()), 1, 1}, {256, 1, 1}, 0};
-  const float ms = d().time([&] { d().launch(f, g, c); });
-  std::printf("bench update adam f32: %.3f ms, %.0f GB/s\n", double(ms),
-              28.0 * double(n) / double(ms) * 1e-6);
-}
-
 }  // namespace
 }  // namespace tessera::cuda::test

@@ -270,49 +270,5 @@ TEST_F(Rows, CrossEntropyAndItsGradient) {
   }
 }
 
-TEST_F(Rows, Benchmark) {
-  if (!benchmarks_wanted() || d().is_virtual()) GTEST_SKIP() << "with --bench, on a card";
-  for (DType t : {kF32, kBF16})
-    for (const int64_t n : {128, 1024, 4096, 50304}) {
-      const int64_t rows = (int64_t(1) << 27) / n, bytes = int64_t(size_of(t));
-      const RowHold hold = hold_of(t, n);
-      const KernelText text{"rows", {rows_instance(t, hold)}};
-      Array<float> x{size_t(rows * n)}, y{size_t(rows * n)}, w{size_t(n)}, s{size_t(rows)},
-          m{size_t(rows)};
-      x.fill(0), y.fill(0), w.fill(0), s.fill(0), m.fill(0);
-      RowsCall c{};
-      c.in = c.other = x.get(), c.out = y.get(), c.weight = c.bias = w.get();
-      c.mean = m.get(), c.rstd = s.get(), c.eps = 1, c.rows = unsigned(rows), c.n = unsigned(n);
-      c.packs = rows_in_packs(t, hold, n);
-      for (const char* entry : {"softmax", "softmax_grad", "layer_norm", "layer_norm_grad"}) {
-        FunctionHandle f = d().function(text, text.instances[0].name + "_" + entry);
-        const float ms = d().time([&] { d().launch(f, rows_geometry(hold, rows), c); });
-        std::printf("bench rows %s %s n %ld: %.3f ms, %.0f GB/s of one operand and the result\n",
-                    entry, std::string(name_of(t)).c_str(), long(n), double(ms),
-                    2.0 * double(rows * n * bytes) / double(ms) * 1e-6);
-      }
-    }
-  for (const auto& [outer, n, inner] : {std::array<int64_t, 3>{1, 1 << 28, 1},
-                                        {1 << 16, 4096, 1},
-                                        {1 << 20, 256, 1},
-                                        {1, 1 << 16, 4096}}) {
-    Array<float> x(size_t(1) << 28), a(size_t(1) << 22), b(size_t(1) << 22);
-    x.fill(0);
-    const KernelText text{"reduce", {reduce_instance("sum", kF32, kF32)}};
-    const auto launches = reduce_launches(outer, n, inner, kF32, kF32, true);
-    const float ms = d().time([&] {
-      const void* from = x.get();
-      for (size_t i = 0; i < launches.size(); ++i) {
-        ReduceCall c = launches[i].call;
-        c.in = from, c.out = i % 2 ? b.get() : a.get(), from = c.out;
-        d().launch(d().function(text, text.instances[0].name + "_" + launches[i].entry),
-                   launches[i].geometry, c);
-      }
-    });
-    std::printf("bench reduce sum [%ld, %ld, %ld]: %.3f ms, %.0f GB/s\n", long(outer), long(n),
-                long(inner), double(ms), double(outer * n * inner * 4) / double(ms) * 1e-6);
-  }
-}
-
 }  // namespace
 }  // namespace tessera::cuda::test

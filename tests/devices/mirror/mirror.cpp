@@ -1,7 +1,9 @@
 #include "mirror.h"
 
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <memory>
 
 #include "core/dispatch/other_kernels.h"
 #include "core/tensor/device_runtime.h"
@@ -14,6 +16,26 @@ namespace mirror {
 namespace {
 
 constexpr int kDevices = 2;
+
+using Clock = std::chrono::steady_clock;
+
+/// The end of what is on a stream, and when the host ran it: the device's clock.
+class TimedEvent final : public Event {
+ public:
+  explicit TimedEvent(const Stream& stream) {
+    enqueue(stream, [at = at_] { *at = Clock::now(); });
+    end_ = record(stream);
+  }
+  bool done() const override { return !end_ || end_->done(); }
+  void wait() override {
+    if (end_) end_->wait();
+  }
+  Clock::time_point at() const { return *at_; }
+
+ private:
+  std::shared_ptr<Clock::time_point> at_ = std::make_shared<Clock::time_point>();
+  Ref<Event> end_;
+};
 
 class Mirror final : public DeviceRuntime {
  public:
@@ -31,6 +53,16 @@ class Mirror final : public DeviceRuntime {
   }
   Stream exchange_stream(const Stream& s) override { return mirror::exchange_stream(s); }
   Ref<Event> record(const Stream& s) override { return mirror::record(s); }
+  Ref<Event> record_timed(const Stream& s) override { return make_ref<TimedEvent>(s); }
+  double elapsed_ms(Event& from, Event& to) override {
+    from.wait(), to.wait();
+    return std::chrono::duration<double, std::milli>(static_cast<TimedEvent&>(to).at() -
+                                                     static_cast<TimedEvent&>(from).at())
+        .count();
+  }
+  std::string why_times_mean_nothing(int) override {
+    return "mirror: kernels of the CPU, run later";
+  }
   void synchronize(const Stream& s) override { mirror::synchronize(s); }
 
   bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
