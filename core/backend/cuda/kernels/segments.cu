@@ -48,7 +48,8 @@ TESSERA_FN void join_sorted(const SegmentCall& c) {
   const int* order = c.order + long(line) * c.n.divisor;
   if (j > 0 && keys[j - 1] == row) return;
   const long first = long(o) * c.n.divisor * c.inner.divisor + i;
-  if (row < 0 || row >= c.extent) return report(c.report, first + long(order[j]) * c.inner.divisor, row);
+  if (row < 0 || row >= c.extent)
+    return report(c.report, first + long(order[j]) * c.inner.divisor, row);
   Out* to = static_cast<Out*>(c.out) + (long(o) * c.rows + row) * c.inner.divisor + i;
   const In* from = static_cast<const In*>(c.in) + first;
   C total = widen(*to);

@@ -9,8 +9,8 @@ inline constexpr unsigned kSparseThreads = 256;
 
 TESSERA_FN unsigned sparse_thread() { return blockIdx.x * kSparseThreads + threadIdx.x; }
 
-/// offsets [rows + 1] rise from 0 to `edges`: the first that does not is reported. So is, in a word of
-/// its own, the first of `col` [edges] outside of [0, columns), where there is a col.
+/// offsets [rows + 1] rise from 0 to `edges`: the first that does not is reported. So is, in a word
+/// of its own, the first of `col` [edges] outside of [0, columns), where there is a col.
 TESSERA_FN void check_structure(const SparseCall& c) {
   const unsigned e = sparse_thread();
   if (e >= c.count) return;
