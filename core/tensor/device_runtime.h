@@ -65,10 +65,12 @@ class DeviceRuntime {
   /// until the program ends, since storages that outlive the thread keep it.
   virtual Stream stream(int index) { return {{kind_, int8_t(index)}, nullptr}; }
   /// Another stream of the calling thread on device `index`, for copies that run beside its
-  /// kernels; `turn` is 0 or 1: what is copied by turns need not wait for the next one's copy.
+  /// kernels. `turn`, 0 or 1, picks one of two: where they are used by turns, a copy need not wait
+  /// for the one before it.
   virtual Stream copy_stream(int index, int /*turn*/) { return stream(index); }
   /// Lets stream() of the calling thread return `stream` from now on, one of the thread's own;
-  /// returns what it was. A device whose copy_stream() is its stream() need not.
+  /// returns the stream that it replaces. A device without separate copy streams need not override
+  /// it.
   virtual Stream exchange_stream(const Stream& stream) { return stream; }
   /// The end of what has been enqueued on `stream` so far; null where it has ended already, as it
   /// always has on the CPU.

@@ -7,7 +7,8 @@ namespace tessera {
 
 /// Blocks until `event` has happened, or its producer has failed.
 void wait_ended(Event& event) noexcept;
-/// Whether the calling thread waits so. An event that throws an error once then keeps it.
+/// Whether the calling thread is inside wait_ended(). An event that throws its error only once must
+/// not throw it then, but keep it for the next wait.
 bool waits_for_memory();
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What a cubin says of the registers and of the memory of its own that each kernel needs.
+// How many registers and how much local memory each kernel of a cubin uses.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <random>
 
 #include "core/backend/cuda/kernels/attention.h"

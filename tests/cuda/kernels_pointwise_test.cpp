@@ -4,7 +4,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstdio>
 #include <random>
 
 #include "core/backend/cuda/kernels/pointwise.h"

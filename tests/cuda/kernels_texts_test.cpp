@@ -1,6 +1,6 @@
 // Every kernel text compiles for every architecture that packs are made for, without a word from
-// the compiler, and its cubins say that no kernel has memory of its own (spilled registers,
-// arrays). Needs NVRTC and no GPU; the virtual one's "cubins" are not looked into.
+// the compiler, and its cubins say that no kernel uses local memory (spilled registers, arrays).
+// Needs NVRTC and no GPU; the virtual one's "cubins" are not looked into.
 #include <gtest/gtest.h>
 
 #include <algorithm>

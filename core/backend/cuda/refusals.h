@@ -2,8 +2,9 @@
 // tells the host, which does not wait for it: the kernel leaves position and value in a word of
 // pinned memory, and goes on with zeros in the refused places. The host looks at the words of a
 // stream whenever it has waited for that stream, and at an op's own word before it launches the op
-// again. Invariant: words are never freed, so a kernel may write to its word whenever it runs. An
-// error is thrown by each wait until the thread whose stream it is has got it, and not again.
+// again. Invariant: words are never freed, so a kernel may write to its word whenever it runs.
+// Every wait for the stream, by any thread, throws the error until the thread that owns the stream
+// has received it; then it is cleared.
 #pragma once
 #include <cstdint>
 #include <string_view>

@@ -1,6 +1,6 @@
-// What reductions join two values with: where it starts, and the join. One text for kernels of the
-// CPU that are generated, and for all kernels of cards. Include prelude.h first. Invariant: joins
-// commute, NaN included, so lanes that exchange values get the same bits.
+// The operators of reductions: each has a start value and a function that joins two values. The
+// CPU's generated kernels and all kernels of cards use this text. Include prelude.h first.
+// Invariant: joins commute, but for the sign of a zero and the bits of a NaN in Max and Min.
 namespace tessera::fn {
 
 struct Sum {

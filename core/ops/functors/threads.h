@@ -44,12 +44,27 @@ TESSERA_FN T from_lane(T x, unsigned lanes) {
 TESSERA_FN bool from_lane(bool x, unsigned lanes) {
   return __shfl_xor_sync(kAllLanes, static_cast<int>(x), lanes) != 0;
 }
+/// Whether the join of two equal numbers has the bits of one side: of zeros with two signs, of NaN.
+template <class Op>
+inline constexpr bool kSided = false;
+template <>
+inline constexpr bool kSided<Max> = true;
+template <>
+inline constexpr bool kSided<Min> = true;
+template <class T>
+TESSERA_FN T of_first_lane(T x) {
+  return __shfl_sync(kAllLanes, x, 0);
+}
+TESSERA_FN bool of_first_lane(bool x) {
+  return __shfl_sync(kAllLanes, static_cast<int>(x), 0) != 0;
+}
 /// Joins `x` over the lanes of a warp, for all of them: lane i with i ^ 16, then i ^ 8, and so on.
-/// Every lane gets the same bits, because joins commute.
+/// Every lane gets the same bits.
 template <class Op, class T>
 TESSERA_FN T warp_join(T x) {
 #pragma unroll
   for (unsigned lanes = kWarp / 2; lanes > 0; lanes /= 2) x = Op::join(x, from_lane(x, lanes));
+  if constexpr (kSided<Op>) return of_first_lane(x);
   return x;
 }
 /// Joins `x` over `kThreads` threads of a block, for all of them: over lanes, then over warps in

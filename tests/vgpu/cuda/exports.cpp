@@ -4,7 +4,7 @@
 //   each
 //     part, in the order in which it hands them out, so that bounds and lives are those of parts.
 //   vgpu_counters: how often ops of a name ran (null: kernels of any), and in checked runs what
-//     they read and wrote. vgpu_calls: how often the program made a call of the driver.
+//     they read and wrote.
 //   vgpu_emulation: that this is the virtual driver, for which there is other code than for cards.
 #include "tests/vgpu/cuda/api.h"
 
@@ -58,10 +58,6 @@ Result vgpu_counters(const char* name, unsigned long long* counters) {
     counters[0] = c.runs, counters[1] = c.bytes_read, counters[2] = c.bytes_written;
     return Result::kSuccess;
   });
-}
-unsigned long long vgpu_calls(const char* call) {
-  std::lock_guard lock(gpu().mutex);
-  return gpu().count_of(call);
 }
 }
 
