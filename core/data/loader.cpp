@@ -271,6 +271,7 @@ Batch DataLoader::uploaded(Batch batch, bool collated) {
   DeviceRuntime& runtime = runtime_of(options_.device);
   if (collated)
     for_each_tensor(batch, [&](Tensor& t) {
+      if (!t.device().is_cpu()) return;
       const Tensor values = std::move(t);
       t = empty_in(Meta::contiguous(values.shape(), values.dtype(), kCPU),
                    runtime.host_allocator());

@@ -373,7 +373,7 @@ void Snapshot::begin(std::vector<Tensor> tensors, Clock::duration patience) {
       storages[i] = tensors[i].storage();
       continue;
     }
-    StreamScope beside(runtime.copy_stream(device.index, 0));
+    StreamScope beside(runtime.copy_stream(device.index, 2));  // a loader has turns 0 and 1
     tensors[i] = transferred(tensors[i], kCPU);
     arrives[i] = tensors[i].storage()->ready();
   }

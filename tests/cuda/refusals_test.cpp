@@ -108,6 +108,61 @@ TEST_F(CudaRefusals, EveryThreadThatWaitsThrowsUntilTheOwnHas) {
   EXPECT_EQ(error_of([&] { cuda::synchronize(stream_); }), "no error");
 }
 
+// A thread that writes what was computed must not take it for sound because the own thread has been
+// told before.
+TEST_F(CudaRefusals, WhatWasEnqueuedBeforeTheErrorIsNotSound) {
+  const Tensor table = arange(0, 12, 1, {kF32, card_}).reshape({4, 3});
+  const Tensor rows = embedding(integers({4}), table), copied = (rows + 1).cpu();
+  const Ref<Event> arrives = copied.storage()->ready();
+  ASSERT_TRUE(arrives);
+  EXPECT_NE(error_of([&] { rows.cpu().raw_values(); }).find("the id 4"), std::string::npos);
+  std::string error;
+  std::thread([&] { error = error_of([&] { arrives->wait(); }); }).join();
+  EXPECT_NE(error.find("the id 4"), std::string::npos) << error;
+  const StreamEvent after(stream_);
+  std::thread([&] { error = error_of([&] { const_cast<StreamEvent&>(after).wait(); }); }).join();
+  EXPECT_EQ(error, "no error");
+}
+
+// What ran behind the wait that threw is told of together with it.
+TEST_F(CudaRefusals, NoneComesTwice) {
+  const Tensor table = arange(0, 12, 1, {kF32, card_}).reshape({4, 3});
+  const Tensor first = embedding(integers({4}), table).cpu();
+  const Tensor second = floor_divide(integers({1}), integers({0})).cpu();
+  EXPECT_NE(error_of([&] { first.raw_values(); }).find("the id 4"), std::string::npos);
+  EXPECT_EQ(error_of([&] { second.raw_values(); }), "no error");
+  EXPECT_EQ(error_of([&] { cuda::synchronize(stream_); }), "no error");
+}
+
+// Streams go from thread to thread; errors do not, and none is lost.
+TEST_F(CudaRefusals, AThreadOnStreamsOfOthersHasErrorsOfItsOwn) {
+  const Tensor table = arange(0, 12, 1, {kF32, card_}).reshape({4, 3});
+  for (int round = 0; round < 4; ++round) {
+    std::string error;
+    std::thread([&] {
+      copy_stream(0, 0);  // taken first, so that it is given back last
+      const Tensor rows = embedding(integers({round}), table).cpu();
+      error = error_of([&] { rows.raw_values(); });
+      embedding(integers({7}), table);  // nobody waits for it
+    }).join();
+    EXPECT_EQ(error, "no error") << round;
+    std::thread([&] {
+      const Tensor rows = embedding(integers({9}), table).cpu();
+      error = error_of([&] { rows.raw_values(); });
+    }).join();
+    EXPECT_NE(error.find("the id 9"), std::string::npos) << error;
+  }
+}
+
+// More ops that refuse than a program has; their words are used again.
+TEST_F(CudaRefusals, EverNewSizesTakeNoEverNewWords) {
+  for (int64_t rows = 1; rows <= 600; ++rows) {
+    const Tensor table = zeros({rows, 1}, {kF32, card_});
+    embedding(integers({rows == 599 ? rows : 0}), table);
+  }
+  EXPECT_NE(error_of([&] { cuda::synchronize(stream_); }).find("the id 599"), std::string::npos);
+}
+
 TEST_F(CudaRefusals, MemoryThatIsFreedSwallowsNone) {
   const Tensor table = arange(0, 12, 1, {kF32, card_}).reshape({4, 3});
   { const Tensor rows = embedding(integers({4}), table).cpu(); }

@@ -341,7 +341,8 @@ bool CachingAllocator::release(Lock& lock) {
       wait_for({block->pending.begin(), block->pending.size()});
       homes.insert(block->home);
     }
-    for (StreamHandle home : homes) synchronize(stream_of(home));
+    // Memory is all that is needed here: what ops there have refused is for others to hear.
+    for (StreamHandle home : homes) note_host_wait(), driver().stream_synchronize(home);
   } catch (...) {
     failure = std::current_exception();
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
@@ -37,57 +38,13 @@ std::string value_text(int64_t value) {
   return fmt::format("{}", value);
 }
 
-// A program has few different ops that refuse, so those of a stream are searched one by one.
-class Words {
+// A page of words at a time; none is ever given back.
+class Pages {
  public:
-  Report* launch(const Stream& stream, const Refusal& r) {
+  Report* new_word(int device) {
     std::lock_guard lock(mutex_);
-    auto& words = of_stream_[stream.handle];
-    for (Word& w : words)
-      if (w.refusal.text == r.text && w.refusal.op == r.op && w.refusal.a == r.a &&
-          w.refusal.b == r.b) {
-        if (read(w.at) == 0) w.launch = ++launches_;
-        return w.at;
-      }
-    words.push_back({r, new_word(), ++launches_});
-    return words.back().at;
-  }
-
-  void share(const Stream& side, const Stream& compute) {
-    std::lock_guard lock(mutex_);
-    shared_[side.handle] = compute;
-  }
-
-  /// What was refused first on `stream`, as a text; empty where nothing was.
-  std::string take(const Stream& stream) {
-    std::lock_guard lock(mutex_);
-    const auto shared = shared_.find(stream.handle);
-    const Stream& compute = shared == shared_.end() ? stream : shared->second;
-    const auto found = of_stream_.find(compute.handle);
-    if (found == of_stream_.end()) return {};
-    const Word* first = nullptr;
-    int refused = 0;
-    for (const Word& w : found->second) {
-      if (read(w.at) == 0) continue;
-      ++refused;
-      if (!first || w.launch < first->launch) first = &w;
-    }
-    if (!first) return {};
-    const Refused what = refused_of(read(first->at));
-    std::string text =
-        fmt::format(fmt::runtime(first->refusal.text), first->refusal.op, value_text(what.value),
-                    what.position, first->refusal.a, first->refusal.b);
-    if (refused > 1) text += fmt::format(" ({} ops after it refused operands too)", refused - 1);
-    if (is_own_compute_stream(compute))
-      for (const Word& w : found->second)
-        std::atomic_ref(*w.at).store(0, std::memory_order_relaxed);
-    return text;
-  }
-
- private:
-  Report* new_word() {
     if (left_ == 0) {
-      CurrentDevice current(0);
+      CurrentDevice current(device);
       void* page = nullptr;
       driver().host_allocate(&page, kPageBytes, unsigned(kHostAllocPortable));
       std::memset(page, 0, kPageBytes);
@@ -97,21 +54,154 @@ class Words {
     return next_++;
   }
 
+ private:
   std::mutex mutex_;
-  std::unordered_map<void*, std::vector<Word>> of_stream_;  // by handle
-  std::unordered_map<void*, Stream> shared_;                // by handle of the side stream
-  uint64_t launches_ = 0;
   Report* next_ = nullptr;
-  size_t left_ = 0;  // words of the page
+  size_t left_ = 0;
 };
-
 // Never destroyed: kernels may run until the process ends.
-Words& words() {
-  static Words& all = *new Words;
+Pages& pages() {
+  static Pages& all = *new Pages;
   return all;
 }
 
 }  // namespace
+
+// What ops of one thread refused, on any of its streams. A program has few different ops that
+// refuse, so its words are searched one by one; where sizes differ from call to call the list is
+// cut short.
+class Refusals::Words {
+ public:
+  void add(const Stream& stream) {
+    std::lock_guard lock(mutex_);
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end())
+      streams_.push_back(stream);
+  }
+
+  Report* launch(const Stream& stream, const Refusal& r) {
+    std::lock_guard lock(mutex_);
+    for (Word& w : words_)
+      if (w.refusal.text == r.text && w.refusal.op == r.op && w.refusal.a == r.a &&
+          w.refusal.b == r.b) {
+        if (read(w.at) == 0) w.launch = ++launches_;
+        return w.at;
+      }
+    if (words_.size() == kMostWords) cut_short();
+    Report* at = nullptr;
+    if (free_.empty()) {
+      at = pages().new_word(stream.device.index);
+    } else {
+      at = free_.back();
+      free_.pop_back();
+    }
+    words_.push_back({r, at, ++launches_});
+    return at;
+  }
+
+  // What was refused first, as a text; empty where nothing was. Where the own thread asks, it is
+  // forgotten once all that may still refuse has run.
+  std::string take(bool own) {
+    std::lock_guard lock(mutex_);
+    if (std::ranges::none_of(words_, [](const Word& w) { return read(w.at) != 0; })) return {};
+    if (own) wait_for_streams();
+    const Word* first = nullptr;
+    int refused = 0;
+    for (const Word& w : words_) {
+      if (read(w.at) == 0) continue;
+      ++refused;
+      if (!first || w.launch < first->launch) first = &w;
+    }
+    const Refused what = refused_of(read(first->at));
+    std::string text =
+        fmt::format(fmt::runtime(first->refusal.text), first->refusal.op, value_text(what.value),
+                    what.position, first->refusal.a, first->refusal.b);
+    if (refused > 1) text += fmt::format(" ({} ops after it refused operands too)", refused - 1);
+    if (own) {
+      for (const Word& w : words_) std::atomic_ref(*w.at).store(0, std::memory_order_relaxed);
+      last_ = text, thrown_.fetch_add(1);
+    }
+    return text;
+  }
+
+  uint32_t thrown() const { return thrown_.load(); }
+  std::string last() {
+    std::lock_guard lock(mutex_);
+    return last_;
+  }
+
+ private:
+  static constexpr size_t kMostWords = 256;
+
+  void wait_for_streams() {
+    for (const Stream& s : streams_) {
+      CurrentDevice current(s.device.index);
+      driver().stream_synchronize(handle_of(s));
+    }
+  }
+  // Frees the words of launches that have refused nothing, once all of them have run.
+  void cut_short() {
+    wait_for_streams();
+    std::erase_if(words_, [&](const Word& w) {
+      const bool unused = read(w.at) == 0;
+      if (unused) free_.push_back(w.at);
+      return unused;
+    });
+  }
+
+  std::mutex mutex_;
+  std::vector<Word> words_;
+  std::vector<Report*> free_;
+  std::vector<Stream> streams_;
+  uint64_t launches_ = 0;
+  std::string last_;  // what the own thread was told last
+  std::atomic<uint32_t> thrown_{0};
+};
+
+Refusals::Refusals() : words_(std::make_unique<Words>()) {}
+Refusals::~Refusals() = default;
+
+namespace {
+
+// Whose streams those are that threads have taken, by handle.
+struct Owners {
+  std::mutex mutex;
+  std::unordered_map<void*, Ref<Refusals>> of_stream;
+};
+Owners& owners() {
+  static Owners& all = *new Owners;
+  return all;
+}
+
+const Ref<Refusals>& own_refusals() {
+  thread_local const Ref<Refusals> own = make_ref<Refusals>();
+  return own;
+}
+
+}  // namespace
+
+void own_stream(const Stream& stream) {
+  own_refusals()->words().add(stream);
+  std::lock_guard lock(owners().mutex);
+  owners().of_stream[stream.handle] = own_refusals();
+}
+
+Ref<Refusals> refusals_of(const Stream& stream) {
+  std::lock_guard lock(owners().mutex);
+  const auto found = owners().of_stream.find(stream.handle);
+  return found == owners().of_stream.end() ? nullptr : found->second;
+}
+
+uint32_t Refusals::thrown() const { return words_->thrown(); }
+
+void Refusals::raise(uint32_t seen) {
+  const bool own = this == own_refusals().get();
+  std::string text = words_->take(own);
+  if (text.empty() && !own && words_->thrown() != seen) text = words_->last();
+  if (text.empty()) return;
+  throw UserError(text +
+                  "; the op ran earlier, and what was computed since then is wrong: go on from a "
+                  "checkpoint (TESSERA_CUDA_SYNCHRONOUS=1 throws where the op is called)");
+}
 
 bool synchronous() {
   static const bool on = env::get_int("TESSERA_CUDA_SYNCHRONOUS", 0, 0, 1) == 1;
@@ -119,9 +209,9 @@ bool synchronous() {
 }
 
 RefusalWord::RefusalWord(const Stream& stream, const Refusal& refusal)
-    : stream_(stream), word_(words().launch(stream, refusal)) {
+    : stream_(stream), word_(own_refusals()->words().launch(stream, refusal)) {
   if (read(word_) != 0) [[unlikely]]
-    raise_refusals(stream);
+    own_refusals()->raise(own_refusals()->thrown());
 }
 
 void RefusalWord::launched() const {
@@ -132,17 +222,12 @@ void RefusalWord::wait() const {
   note_host_wait();
   CurrentDevice current(stream_.device.index);
   driver().stream_synchronize(handle_of(stream_));
-  if (const std::string text = words().take(stream_); !text.empty()) throw UserError(text);
+  if (const std::string text = own_refusals()->words().take(true); !text.empty())
+    throw UserError(text);
 }
 
-void share_refusals(const Stream& side, const Stream& compute) { words().share(side, compute); }
-
 void raise_refusals(const Stream& stream) {
-  const std::string text = words().take(stream);
-  if (text.empty()) return;
-  throw UserError(text +
-                  "; the op ran earlier, and what was computed since then is wrong: go on from a "
-                  "checkpoint (TESSERA_CUDA_SYNCHRONOUS=1 throws where the op is called)");
+  if (const Ref<Refusals> of = refusals_of(stream)) of->raise(of->thrown());
 }
 
 }  // namespace tessera::cuda

@@ -1,15 +1,18 @@
 // How a kernel that refuses an operand (a class that is not there, a division of integers by zero)
 // tells the host, which does not wait for it: the kernel leaves position and value in a word of
 // pinned memory, and goes on with zeros in the refused places. The host looks at the words of a
-// stream whenever it has waited for that stream, and at an op's own word before it launches the op
-// again. Invariant: words are never freed, so a kernel may write to its word whenever it runs.
+// thread whenever it has waited for one of the thread's streams, and at an op's own word before it
+// launches the op again. Invariant: words are never freed, so a kernel may write to its word
+// whenever it runs.
 // Every wait for the stream, by any thread, throws the error until the thread that owns the stream
 // has received it; then it is cleared.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "core/backend/cuda/kernels/parameters.h"
+#include "core/base/ref.h"
 #include "core/tensor/stream.h"
 
 namespace tessera::cuda {
@@ -39,13 +42,31 @@ class RefusalWord {
   Report* word_;
 };
 
-/// Throws UserError for what ops on `stream` that have run have refused. Called by whatever waits
-/// for the stream.
-void raise_refusals(const Stream& stream);
+/// What ops of one thread have refused, on whatever stream of the thread they ran.
+class Refusals : public RefCounted {
+ public:
+  class Words;
+  Refusals();
+  ~Refusals() override;
+  /// How often the thread was told of refused operands.
+  uint32_t thrown() const;
+  /// Throws UserError for what ops that have run have refused. To the thread itself it is thrown
+  /// once. Other threads also hear what it was told after thrown() was `seen`: what they waited for
+  /// is wrong all the same.
+  void raise(uint32_t seen);
+  Words& words() { return *words_; }
 
-/// Lets raise_refusals(side) throw what ops on `compute` have refused: work on `side` reads their
-/// results.
-void share_refusals(const Stream& side, const Stream& compute);
+ private:
+  std::unique_ptr<Words> words_;
+};
+
+/// Notes that `stream` is the calling thread's from now on.
+void own_stream(const Stream& stream);
+/// Those of the thread whose stream that is; null where no thread has taken it.
+Ref<Refusals> refusals_of(const Stream& stream);
+/// Throws UserError for what ops of the thread of `stream` that have run have refused. Called by
+/// whatever waits for the stream.
+void raise_refusals(const Stream& stream);
 
 /// TESSERA_CUDA_SYNCHRONOUS=1: the host waits for every kernel, so that an error is thrown where it
 /// is made.

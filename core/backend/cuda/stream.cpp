@@ -8,7 +8,6 @@
 
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/library.h"
-#include "core/backend/cuda/refusals.h"
 #include "core/base/error.h"
 #include "core/tensor/allocator.h"
 #include "core/tensor/wait_ended.h"
@@ -83,16 +82,15 @@ Stream compute_stream(int device) {
     return own.streams[size_t(device)];
   context_of(device);  // throws where there is no such card
   if (own.streams.size() <= size_t(device)) own.streams.resize(size_t(device) + 1);
-  return own.streams[size_t(device)] = take_stream(device, SideStream::Priority::kNormal);
+  own.streams[size_t(device)] = take_stream(device, SideStream::Priority::kNormal);
+  own_stream(own.streams[size_t(device)]);
+  return own.streams[size_t(device)];
 }
 
 Stream copy_stream(int device, int turn) {
   thread_local std::map<std::pair<int, int>, std::unique_ptr<SideStream>> streams;
   auto& side = streams[{device, turn}];
-  if (!side) {
-    side = std::make_unique<SideStream>(device);
-    share_refusals(side->stream(), compute_stream(device));
-  }
+  if (!side) side = std::make_unique<SideStream>(device);
   return side->stream();
 }
 
@@ -102,16 +100,15 @@ Stream exchange_compute_stream(const Stream& stream) {
   return before;
 }
 
-bool is_own_compute_stream(const Stream& stream) {
-  const size_t device = size_t(stream.device.index);
-  return device < own.streams.size() && own.streams[device] == stream;
-}
-
 SideStream::SideStream(int device, Priority priority)
-    : stream_(take_stream(device, priority)), priority_(priority) {}
+    : stream_(take_stream(device, priority)), priority_(priority) {
+  own_stream(stream_);
+}
 SideStream::~SideStream() { give_stream(stream_, priority_); }
 
-StreamEvent::StreamEvent(const Stream& stream, Timing timing) : stream_(stream), timing_(timing) {
+StreamEvent::StreamEvent(const Stream& stream, Timing timing)
+    : stream_(stream), timing_(timing), refusals_(refusals_of(stream)) {
+  if (refusals_) thrown_ = refusals_->thrown();
   CurrentDevice current(stream.device.index);
   Pool& p = pool(stream.device.index);
   event_ = take(p.mutex, p.events[size_t(timing)]);
@@ -146,7 +143,7 @@ void StreamEvent::wait() {
     driver().event_synchronize(event_);
     done_.store(true, std::memory_order_release);
   }
-  if (!waits_for_memory()) raise_refusals(stream_);
+  if (refusals_ && !waits_for_memory()) refusals_->raise(thrown_);
 }
 
 void StreamEvent::wait_on(const Stream& stream) {

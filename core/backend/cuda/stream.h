@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "core/backend/cuda/driver_api.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/tensor/event.h"
 #include "core/tensor/stream.h"
 
@@ -20,13 +21,11 @@ inline StreamHandle handle_of(const Stream& stream) {
 /// The calling thread's compute stream on card `device`. It is the thread's until that ends; then
 /// another thread may get it.
 Stream compute_stream(int device);
-/// The calling thread's streams for copies beside its kernels, by turn 0 and 1. What ops on the
-/// compute stream refuse is thrown by waits for these, too.
+/// The calling thread's streams for copies beside its kernels, by turn. What ops on the compute
+/// stream refuse is thrown by waits for these, too.
 Stream copy_stream(int device, int turn);
 /// Makes `stream` the calling thread's compute stream on its card; returns the one before.
 Stream exchange_compute_stream(const Stream& stream);
-/// Whether `stream` is the calling thread's compute stream on its card.
-bool is_own_compute_stream(const Stream& stream);
 
 /// A stream of its own for as long as this lives; the work on it may outlive this.
 class SideStream {
@@ -66,6 +65,8 @@ class StreamEvent final : public Event {
   friend double elapsed_ms(StreamEvent& from, StreamEvent& to);
   Stream stream_;
   Timing timing_;
+  Ref<Refusals> refusals_;  // of the thread whose stream it is
+  uint32_t thrown_ = 0;     // by them when the event was recorded
   EventHandle event_ = nullptr;
   mutable std::atomic<bool> done_ = false;
 };

@@ -164,8 +164,8 @@ std::atomic<bool> waits_are_lost = false;
 // Those of one thread on one device: for kernels, and for copies by turns.
 struct ThreadQueues {
   Device device;
-  std::array<Queue*, 3> own = {};
-  Queue* current = nullptr;  // that kernels run on
+  std::array<Queue*, 4> own = {};  // for kernels, and by turn of a copy stream
+  Queue* current = nullptr;        // that kernels run on
 };
 
 struct AllThreadQueues {
