@@ -89,7 +89,7 @@ NAMED = re.compile(r"kGrain|k\w*Bytes|k\w*Ahead")
 NOT_LIMITS = {
     "compile/codegen/device_kernels.cpp": "kKernelsPerText",
     # Those of cards: tests/compile/codegen/cuda_test.cpp has bodies on both sides of each.
-    "compile/codegen/gpu_layout.cpp": "kWarpThreads kWarpColumns kMostWidth kMostHeld kLeastRows kMostUnitsOfRows kOneRow "
+    "compile/codegen/gpu_layout.cpp": "kWarpThreads kWarpColumns kMostWidth kMostHeld kLeastRows kMostUnitsOfRows kMostRows kMostRowsOfTotals kOneRow "
                                       "kPacksOfTotals kAlign kWidest",
     "compile/codegen/gpu_layout.h": "kFinishColumns kFinishGroups",
     "compile/codegen/generate.cpp": "kKernelsPerFile",

@@ -146,7 +146,7 @@ std::vector<Ref<DeviceKernel>> compile_all(Device device, const std::vector<Dist
   const size_t parts = (kernels.size() + kKernelsPerText - 1) / kKernelsPerText;
   const size_t threads = std::min(parts, size_t(num_threads()));
   std::vector<std::exception_ptr> failed(threads);
-  std::vector<std::thread> others;
+  std::vector<std::jthread> others;  // joined also where one cannot be started
   auto work = [&](size_t thread) {
     try {
       for (size_t p = thread; p < parts; p += threads) {
@@ -161,7 +161,7 @@ std::vector<Ref<DeviceKernel>> compile_all(Device device, const std::vector<Dist
   };
   for (size_t t = 1; t < threads; ++t) others.emplace_back(work, t);
   work(0);
-  for (std::thread& t : others) t.join();
+  others.clear();
   for (const std::exception_ptr& e : failed)
     if (e) std::rethrow_exception(e);
   return made;

@@ -7,10 +7,12 @@ namespace tessera::compiler {
 namespace {
 
 constexpr int kWarpThreads = 32;
-constexpr int64_t kWarpColumns = 1024;                     // the longest row that a warp takes
-constexpr int kMostWidth = 8;                              // elements of a pack
-constexpr int kMostHeld = 32;                              // elements of a row that a thread holds
-constexpr int64_t kLeastRows = 8, kMostUnitsOfRows = 512;  // of a unit that sums over rows
+constexpr int64_t kWarpColumns = 1024;  // the longest row that a warp takes
+constexpr int kMostWidth = 8;           // elements of a pack
+constexpr int kMostHeld = 32;           // elements of a row that a thread holds
+// Rows of a unit that sums over rows: many enough for few partial results, few enough for sums in
+// single precision, of columns and of everything.
+constexpr int64_t kLeastRows = 8, kMostUnitsOfRows = 512, kMostRows = 256, kMostRowsOfTotals = 64;
 constexpr int64_t kOneRow = 1 << 16;  // the longest row if there is no other: one block takes it
 constexpr int kPacksOfTotals = 4;     // of a thread where only totals are kept
 
@@ -131,7 +133,9 @@ std::optional<GpuLayout> make_gpu_layout(const Schedule& s) {
     if (const LoopMask to = moving_loops(s.body.stores[size_t(k)].to); to != 0 && to != inner)
       return {};
   if (!in_rows && !chunks) return g;
-  if (chunks) g.unit_rows = std::min(g.rows, std::max(kLeastRows, g.rows / kMostUnitsOfRows));
+  if (chunks)
+    g.unit_rows = std::min(g.rows, std::clamp(g.rows / kMostUnitsOfRows, kLeastRows,
+                                              arrays ? kMostRows : kMostRowsOfTotals));
   if (!in_rows) {
     g.kind = GpuLayout::Kind::kColumns;
     g.held.assign(s.values.size(), false);

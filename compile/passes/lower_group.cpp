@@ -46,6 +46,7 @@ class Lowering {
     meet("fuse.operands", int64_t(memories));
     if (kernel_.body.stores.empty() || body().instrs.size() > kMaxInstrs || memories > kMaxMemories)
       return {};
+    if (!device().is_cpu() && only_numbers()) return {};
     order_loops(kernel_.body);
     if (body().extents.size() > size_t(kMaxDims) || !one_sweep(body())) return {};
     if (!(device().is_cpu() ? schedulable(body()) : gpu_schedulable(body()))) return {};
@@ -55,6 +56,11 @@ class Lowering {
  private:
   Body& body() { return kernel_.body; }
   Device device() const { return g_[node(0).out[0]].meta.device; }
+  // Whether no operand tells on which device the kernel runs.
+  bool only_numbers() const {
+    return !kernel_.in.empty() &&
+           std::ranges::all_of(kernel_.in, [&](ValueId id) { return is_host_number(g_[id].meta); });
+  }
   bool on_one_device() const {
     return std::ranges::all_of(
         nodes_, [&](int32_t k) { return g_[g_.nodes[size_t(k)].out[0]].meta.device == device(); });
@@ -96,6 +102,8 @@ class Lowering {
   // do not fit, or if a view that loops do not pass through leads into the group.
   bool resolve(ValueId id, DimProducts dims, Read& read) {
     for (;;) {
+      // A view of the host that is a number is passed by value; what it is a view of is not.
+      if (!device().is_cpu() && is_host_number(g_[id].meta)) break;
       int32_t m = flow_.producer[size_t(id)];
       if (m == kNoNode || flow_.kind[size_t(m)] != NodeKind::kTransparent) break;
       const AxisMap& axes = flow_.axes[size_t(m)];

@@ -64,17 +64,18 @@ struct BoundInput {
 
 class SharedArena {
  public:
-  // The arena in the memory that `like` is in.
-  Ref<Storage>& of(const Arena& like) {
-    for (Owned& o : owned)
-      if (o.group == like.group && o.device == like.device) return o.storage;
-    return owned.emplace_back(like.group, like.device, nullptr).storage;
-  }
   struct Owned {
     Ref<ProcessGroup> group;
     Device device;
-    Ref<Storage> storage;
+    Ref<Storage> storage = {};
+    Stream last = {};  // of a device: the stream of the last run
   };
+  // The arena in the memory that `like` is in.
+  Owned& of(const Arena& like) {
+    for (Owned& o : owned)
+      if (o.group == like.group && o.device == like.device) return o;
+    return owned.emplace_back(like.group, like.device);
+  }
   std::list<Owned> owned;
   Executor::Impl* user = nullptr;
 };
@@ -144,7 +145,7 @@ struct Executor::Impl {
     return make_ref<Storage>(a.bytes, kCPU, cpu_arena_allocator());
   }
   Ref<Storage> shared_arena(const Arena& a) {
-    Ref<Storage>& storage = shared->of(a);
+    Ref<Storage>& storage = shared->of(a).storage;
     if (!storage || storage->bytes() < a.bytes) {
       storage.reset();
       storage = new_arena(a);
@@ -179,6 +180,21 @@ struct Executor::Impl {
     }
     for (Step& s : program.steps)
       if (s.scratch != kNoMemory) s.workspace.data = memory(s.scratch).storage->data();
+  }
+
+  // Lets a run on another stream than the last one's come after it: values that share bytes of the
+  // arena have events of their own.
+  void order_streams() {
+    last_streams.resize(program.arenas.size());
+    for (size_t i = 0; i < program.arenas.size(); ++i) {
+      const Arena& a = program.arenas[i];
+      if (a.device.is_cpu()) continue;
+      const Stream now = stream_of(a.device);
+      Stream& last = shared ? shared->of(a).last : last_streams[i];
+      if (last.handle && last != now)
+        if (const Ref<Event> e = runtime_of(a.device).record(last)) e->wait_on(now);
+      last = now;
+    }
   }
 
   // Gives outputs new memory, except where the program no longer holds what the last run returned.
@@ -257,6 +273,7 @@ struct Executor::Impl {
     finish_last_run();
     if (!(program.settings == PlanSettings::of_thread())) plan_steps();
     take_memory();
+    order_streams();
     bind_inputs(given, given_implicit);
     renew_outputs();
     EagerScope eager;
@@ -385,6 +402,7 @@ struct Executor::Impl {
   bool writes_inputs = false;
   std::shared_ptr<SharedArena> shared;  // null: the arenas are its own
   std::vector<Ref<Storage>> arenas;     // as in the program; empty: not allocated
+  std::vector<Stream> last_streams;     // by arena that is not shared: of the last run
   std::vector<Ref<Event>> unfinished;   // collectives of the last run that nothing waited for
   std::vector<MemoryId> owners;         // reused by check_written_apart
 };

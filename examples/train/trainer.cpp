@@ -332,6 +332,7 @@ class Trainer {
     std::tie(done.losses, done.norm) =
         o_.compile ? run_compiled(done.batches, done.key) : update(done.batches, done.key);
     done.communication_ms = strategy_->communication_ms();
+    if (scaler_.enabled()) done.scale = scaler_.named_state().at(0).tensor.cpu();
     if (device_.is_cpu()) return finish(done, done.start);
     // To read the loss now would be to wait for the device, which would then have nothing to do.
     // The copy is enqueued, and read when the next step is enqueued too.
@@ -345,6 +346,7 @@ class Trainer {
     int64_t number = 0;
     std::vector<data::Batch> batches;
     Tensor key = {}, losses = {}, norm = {};  // losses: of this rank's micro-batches
+    Tensor scale = {};                        // of the loss, after the step; fp16 only
     Clock::time_point start;
     double communication_ms = 0;
   };
@@ -468,10 +470,10 @@ class Trainer {
   void tell(const Step& done, double loss, double norm, Clock::time_point start) {
     const int64_t s = done.number;
     const double elapsed = seconds_since(start);
-    if (scaler_.skipped())
+    if (done.scale.defined() && !std::isfinite(norm))
       report_.line(fmt::format(
           "step {}: gradients were not finite, the update was skipped; the loss scale is {} now",
-          s + 1, scaler_.current_scale()));
+          s + 1, done.scale.item<float>()));
     report_.step({.step = s + 1,
                   .loss = loss,
                   .lr = schedule_(s),

@@ -65,6 +65,38 @@ TEST_F(CompiledOnCard, NumbersOfTheHostAreReadAtEachCall) {
   EXPECT_GE(f.report().replays, 2) << f.report().why_not;
 }
 
+TEST_F(CompiledOnCard, TablesMadeOfNumbersAlone) {
+  Tensor rate = scalar_tensor(0.5, kF32, kCPU), one = from_values<float>({2}, {1});
+  auto f = compile([&](const Tensor& x) {
+    const Tensor ramp = (arange(0, 40, 1, {kF32, card_}) * 2.0) * rate;
+    return x * exp(ramp * 0.01) + exp(full({3, 40}, 0.25, {kF32, card_}) * rate) +
+           x * one.reshape({});
+  });
+  for (int k = 0; k < 5; ++k) {
+    assign_(rate, scalar_tensor(0.5 + k, kF32, kCPU));
+    const Tensor x = drawn({3, 40}, k), ramp = arange(0, 40, 1, {kF32, card_}) * 2.0 * (0.5 + k);
+    expect_close(f(x), x * exp(ramp * 0.01) + exp(0.25 * (0.5 + k)) + x * 2.0, 1e-5);
+  }
+  EXPECT_GE(f.report().replays, 2) << f.report().why_not;
+}
+
+TEST_F(CompiledOnCard, StreamsByTurns) {
+  auto f = compile([&](const Tensor& x) {
+    const Tensor a = exp(x), b = softmax(a.sum(1) - x.mean(1), 0);
+    return (a * b.unsqueeze(1)).sum(0) + x.sum(0);
+  });
+  DeviceRuntime& runtime = runtime_of(card_);
+  for (int k = 0; k < 8; ++k) {
+    const Tensor x = drawn({64, 500}, k);
+    std::optional<StreamScope> beside;
+    if (k % 2) beside.emplace(runtime.copy_stream(card_.index, 0));
+    const Tensor got = f(x);
+    beside.reset();
+    const Tensor a = exp(x), b = softmax(a.sum(1) - x.mean(1), 0);
+    expect_close(got, (a * b.unsqueeze(1)).sum(0) + x.sum(0), 1e-4);
+  }
+}
+
 TEST_F(CompiledOnCard, ValuesGoToTheHostAndComeBack) {
   auto f = compile([&](const Tensor& x) {
     const Tensor there = (x * x + 1.0).sum(1).to(kCPU);
