@@ -2,6 +2,8 @@
 // compute what the function computes there.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "compile/compile.h"
 #include "core/core.h"
 #include "core/tensor/device_runtime.h"
@@ -75,7 +77,7 @@ TEST_F(CompiledOnCard, TablesMadeOfNumbersAlone) {
   for (int k = 0; k < 5; ++k) {
     assign_(rate, scalar_tensor(0.5 + k, kF32, kCPU));
     const Tensor x = drawn({3, 40}, k), ramp = arange(0, 40, 1, {kF32, card_}) * 2.0 * (0.5 + k);
-    expect_close(f(x), x * exp(ramp * 0.01) + exp(0.25 * (0.5 + k)) + x * 2.0, 1e-5);
+    expect_close(f(x), x * exp(ramp * 0.01) + std::exp(0.25 * (0.5 + k)) + x * 2.0, 1e-5);
   }
   EXPECT_GE(f.report().replays, 2) << f.report().why_not;
 }
