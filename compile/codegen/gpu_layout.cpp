@@ -68,9 +68,10 @@ int halves_held(const Schedule& s, const std::vector<bool>& held) {
   int halves = 0;
   for (size_t k = 0; k < held.size(); ++k) {
     const Instr& i = s.instr(InstrId(k));
-    if (held[k]) halves += std::max(1, int(size_of(i.dtype)) / 2);
+    // What is computed of a wide element takes more registers than the element.
+    if (held[k]) halves += std::max(1, int(size_of(i.dtype) == 8 ? 8 : size_of(i.dtype) / 2));
     if (by_chunks(s, InstrId(k)) && i.loops != 0)
-      halves += i.dtype == kF64 || is_integral(i.dtype) ? 4 : 2;
+      halves += i.dtype == kF64 || is_integral(i.dtype) ? 8 : 2;
   }
   return halves;
 }

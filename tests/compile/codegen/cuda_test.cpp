@@ -199,7 +199,8 @@ TEST(PrintCuda, CompilesToCubins) {
     EXPECT_EQ(compile_cuda(text, architecture, &cubin), "") << text;
     EXPECT_GT(cubin.size(), 10000u) << architecture;
     for (const cuda::test::Use& use : cuda::test::uses_of(cubin)) {
-      EXPECT_EQ(use.frame_bytes, 0u) << use.kernel << " has memory of its own, " << architecture;
+      if (use.kernel.starts_with("$")) continue;  // a function of the compiler's own
+      EXPECT_EQ(use.frame_bytes, 0u) << use.kernel << " has local memory, " << architecture;
       if (std::getenv("TESSERA_KERNEL_REGISTERS"))
         std::printf("%s: %3u registers %s\n", architecture, use.registers, use.kernel.c_str());
     }
