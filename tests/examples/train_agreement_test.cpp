@@ -307,7 +307,8 @@ TEST_F(TrainAgreement, TheTableHasAllOptions) {
     begin = dash + 2;
     flags.insert(help.substr(begin, help.find_first_of(" ,\n", begin) - begin));
   }
-  for (const char* other : {"help", "version", "devices"}) EXPECT_EQ(flags.erase(other), 1u) << other;
+  for (const char* other : {"help", "version", "devices"})
+    EXPECT_EQ(flags.erase(other), 1u) << other;
   EXPECT_EQ(flags, table);
   // What a checkpoint keeps is what decides numbers, and where the data were.
   for (const std::string kept : {"lr", "seed", "steps", "data", "betas", "precision"}) {
