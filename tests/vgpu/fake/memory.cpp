@@ -13,7 +13,6 @@ namespace {
 
 constexpr unsigned char kPoison = 0xff;  // NaN in every type of float: nobody has written here
 constexpr unsigned char kZoneByte = 0xfb;
-constexpr size_t kMostDead = 1 << 14;
 
 void* at_address(uintptr_t at) { return reinterpret_cast<void*>(at); }
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
@@ -44,9 +43,19 @@ void Lives::end(uintptr_t at, uint32_t op, const std::string& story) {
   latest_.fill(nullptr);
   const auto i = alive_.find(at);
   i->second.died = op, i->second.died_story = story;
-  if (dead_.size() >= kMostDead) dead_.clear();
+  if (dead_.size() >= most_dead_) forget_old();
   dead_.emplace(at, std::move(i->second));
   alive_.erase(i);
+}
+
+// Work that is yet to run may use what died lately.
+void Lives::forget_old() {
+  std::vector<uint32_t> died;
+  for (const auto& [at, life] : dead_) died.push_back(life.died);
+  const auto middle = died.begin() + ptrdiff_t(died.size() / 2);
+  std::nth_element(died.begin(), middle, died.end());
+  std::erase_if(dead_, [&](const auto& d) { return d.second.died < *middle; });
+  most_dead_ = std::max(kMostDead, 2 * dead_.size());  // many may have died at once
 }
 
 const Life* Lives::find(uintptr_t at, uint32_t op, const Life** nearest) {

@@ -48,8 +48,11 @@ class Lives {
   std::map<uintptr_t, Life>& alive() { return alive_; }
 
  private:
+  static constexpr size_t kMostDead = 1 << 14;
+  void forget_old();
   std::map<uintptr_t, Life> alive_;
   std::multimap<uintptr_t, Life> dead_;
+  size_t most_dead_ = kMostDead;
   /// What find() found lately: kernels go back and forth between a few operands.
   const Life*& latest(uintptr_t at) { return latest_[(at >> 9) % latest_.size()]; }
   std::array<const Life*, 64> latest_{};

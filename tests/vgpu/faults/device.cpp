@@ -219,6 +219,22 @@ TEST(Parts, AreUsed) {
     return download<float>(out, kCount, a) == std::vector<float>(kCount, 3.0f) ? 0 : 1;
   });
 }
+TEST(Parts, ManyLivesWhileAnOpWaitsForItsTurn) {
+  expect_right([](const Kernels&) {
+    const StreamHandle s = new_stream();
+    const Parts parts;
+    auto live = [&](size_t at) {
+      const DevicePtr x = parts.make(at, 128);
+      check(cuda().fill_8(x, 0, 128, s), "fill");
+      check(parts.freed(x), "free");
+    };
+    for (int i = 0; i < 15000; ++i) live(4096);
+    live(0);
+    parts.make(0, 128);
+    for (int i = 0; i < 3000; ++i) live(4096);
+    return wait(s);
+  });
+}
 TEST(Parts, HaveBounds) {
   expect_found(true, "behind the end of an allocation of 4000 bytes, made by the test",
                [](const Kernels& k) {
