@@ -229,6 +229,7 @@ TEST(Parts, ManyLivesWhileAnOpWaitsForItsTurn) {
       check(parts.freed(x), "free");
     };
     for (int i = 0; i < 15000; ++i) live(4096);
+    if (wait(s) != 0) return 1;
     live(0);
     parts.make(0, 128);
     for (int i = 0; i < 3000; ++i) live(4096);
