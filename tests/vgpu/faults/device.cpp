@@ -228,11 +228,11 @@ TEST(Parts, ManyLivesWhileAnOpWaitsForItsTurn) {
       check(cuda().fill_8(x, 0, 128, s), "fill");
       check(parts.freed(x), "free");
     };
-    for (int i = 0; i < 15000; ++i) live(4096);
+    for (size_t i = 0; i < 15000; ++i) live(4096 + i % 512 * 256);
     if (wait(s) != 0) return 1;
     live(0);
     parts.make(0, 128);
-    for (int i = 0; i < 3000; ++i) live(4096);
+    for (size_t i = 0; i < 3000; ++i) live(4096 + i % 512 * 256);
     return wait(s);
   });
 }
