@@ -342,6 +342,7 @@ bool CachingAllocator::release(Lock& lock) {
       homes.insert(block->home);
     }
     // Memory is all that is needed here: what ops there have refused is for others to hear.
+    CurrentDevice current(device_);
     for (StreamHandle home : homes) note_host_wait(), driver().stream_synchronize(home);
   } catch (...) {
     failure = std::current_exception();
