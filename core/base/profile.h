@@ -43,7 +43,7 @@ class Profile final : public RefCounted {
   /// Throws what a device failed with.
   std::vector<ProfileEvent> events() const;
   size_t dropped() const;
-  /// Of this profile among all of the process.
+  /// The number of this profile: each profile of the process has another one.
   uint64_t number() const { return number_; }
   /// Microseconds since 1970, by the clock that events are timed with.
   double now_us() const;

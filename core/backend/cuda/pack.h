@@ -50,7 +50,8 @@ class Pack {
   /// The cubin of `key`, if it is in the pack. Throws UserError where it is damaged. Thread-safe.
   std::optional<std::string> find(const CubinKey& key) const;
   size_t size() const { return entries_.size(); }
-  /// Of CUDA: a driver loads the code of its own major version and of earlier ones.
+  /// The CUDA version of the compiler that made the pack. A driver loads code of its own major
+  /// version and of earlier ones.
   int version() const { return version_; }
   const std::string& path() const { return path_; }
 

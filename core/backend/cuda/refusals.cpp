@@ -162,7 +162,7 @@ Refusals::~Refusals() = default;
 
 namespace {
 
-// Whose streams those are that threads have taken, by handle.
+// Maps each stream that a thread has taken, by its handle, to the refusals of that thread.
 struct Owners {
   std::mutex mutex;
   std::unordered_map<void*, Ref<Refusals>> of_stream;

@@ -131,7 +131,7 @@ TESSERA_FN void report(Report* to, long position, long value) {
 
 // ---- joins ----
 
-/// Of numbers: those of joins.h are of bools.
+/// Any and All here join numbers, by whether they are zero; those of joins.h join bools.
 struct Any {
   template <class T>
   TESSERA_FN T start() {
