@@ -16,8 +16,8 @@
 namespace tessera {
 namespace {
 
-// The hot path of every view: the handle is filled in place, nothing is copied twice.
-Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides,
+// The hot path of every view: the handle is filled in place, nothing is copied or counted twice.
+Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides, int64_t elements,
                int64_t extra_offset = 0) {
   const TensorImpl& from = *x.impl();
   Ref<TensorImpl> impl(new TensorImpl);
@@ -27,7 +27,7 @@ Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides,
   impl->meta.device = from.meta.device;
   impl->storage = from.storage;
   impl->offset = from.offset + extra_offset;
-  impl->numel = numel(shape);
+  impl->numel = elements;
   impl->become_view_of(from);
   return Tensor(std::move(impl));
 }
@@ -35,7 +35,7 @@ Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides,
 // A view of a part of dim `dim` of `x`.
 Tensor part_of(const Tensor& x, int dim, const Shape& shape, const Strides& strides,
                int64_t extra_offset) {
-  Tensor part = view_of(x, shape, strides, extra_offset);
+  Tensor part = view_of(x, shape, strides, numel(shape), extra_offset);
   if (x.strides()[dim] == 0 && x.shape()[dim] > 1) [[unlikely]]
     part.impl()->repeated = true;
   return part;
@@ -102,7 +102,9 @@ struct PermuteView {
     for (int64_t d : order) r.push_back(s[int(d)]);
     return r;
   }
-  Tensor apply(const Tensor& x) const { return view_of(x, shape(x.shape()), shape(x.strides())); }
+  Tensor apply(const Tensor& x) const {
+    return view_of(x, shape(x.shape()), shape(x.strides()), x.numel());
+  }
   AxisMap axes(const Shape& s) const {
     AxisMap m;
     for (int64_t e : s) m.add(Factor::kPass, e);
@@ -138,7 +140,7 @@ struct ReshapeView {
     std::optional<Strides> st = reshape_strides(x.shape(), x.strides(), to);
     TESSERA_ASSERT(st, "reshape: {} with strides {} has no view of shape {}", describe(x),
                    to_string(x.strides()), to_string(to));
-    return view_of(x, to, *st);
+    return view_of(x, to, *st, x.numel());
   }
   bool viewable(const Tensor& x) const {
     return reshape_strides(x.shape(), x.strides(), to).has_value();
@@ -160,7 +162,7 @@ struct ExpandView {
     return to;
   }
   Tensor apply(const Tensor& x) const {
-    return view_of(x, to, broadcast_strides(x.shape(), x.strides(), to));
+    return view_of(x, to, broadcast_strides(x.shape(), x.strides(), to), numel(to));
   }
   AxisMap axes(const Shape& s) const {
     AxisMap m;
@@ -264,7 +266,7 @@ Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
     Shape shape = x.shape();
     Strides strides = x.strides();
     std::swap(shape[i], shape[j]), std::swap(strides[i], strides[j]);
-    return view_of(x, shape, strides);
+    return view_of(x, shape, strides, x.numel());
   }
   Dims order;
   for (int d = 0; d < x.ndim(); ++d) order.push_back(d == i ? j : d == j ? i : d);
@@ -274,7 +276,8 @@ Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
 Tensor reshape(const Tensor& x, const Shape& shape) {
   const Shape to = reshaped(x.shape(), shape);
   if (to == x.shape()) return x;
-  if (bypasses_layers(x) && x.is_contiguous()) return view_of(x, to, contiguous_strides(to));
+  if (bypasses_layers(x) && x.is_contiguous())
+    return view_of(x, to, contiguous_strides(to), x.numel());
   if (!reshape_strides(x.shape(), x.strides(), to)) return reshape(clone(x), to);
   if (bypasses_layers(x)) return ReshapeView{to}.apply(x);
   return view(x, ReshapeView{to});

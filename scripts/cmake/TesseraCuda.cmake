@@ -1,6 +1,6 @@
 # The vendor's headers and NVRTC: of a toolkit, or of the wheels that scripts/install-packages --cuda brings. Programs load the
 # libraries when they ask for them (core/backend/cuda/library.h); the build needs them for two things that it can do without:
-# tests, which compare our declarations with the vendor's and compile printed kernels, and packs of compiled kernels.
+# a test that compares our declarations with the vendor's, and packs of compiled kernels.
 if(NOT TESSERA_WITH_CUDA)
   return()
 endif()
@@ -13,15 +13,6 @@ find_library(TESSERA_NVRTC_LIBRARY NAMES libnvrtc.so.13 libnvrtc.so.12 nvrtc HIN
 mark_as_advanced(TESSERA_CUDA_INCLUDE TESSERA_NVRTC_INCLUDE TESSERA_NVRTC_LIBRARY)
 
 set(how "scripts/install-packages --cuda brings it, or set CUDAToolkit_ROOT to a toolkit")
-if(NOT TESSERA_WITH_NVRTC STREQUAL "OFF")
-  if(TESSERA_NVRTC_INCLUDE AND TESSERA_NVRTC_LIBRARY)
-    add_library(tessera::nvrtc INTERFACE IMPORTED)
-    target_link_libraries(tessera::nvrtc INTERFACE ${TESSERA_NVRTC_LIBRARY})
-    target_include_directories(tessera::nvrtc INTERFACE ${TESSERA_NVRTC_INCLUDE})
-  elseif(TESSERA_WITH_NVRTC STREQUAL "ON")
-    message(FATAL_ERROR "Tessera: TESSERA_WITH_NVRTC=ON, but there is no NVRTC; ${how}")
-  endif()
-endif()
 if(TESSERA_CUDA_PACKS STREQUAL "ON" AND NOT TESSERA_NVRTC_LIBRARY)
   message(FATAL_ERROR "Tessera: TESSERA_CUDA_PACKS=ON, but there is no NVRTC; ${how}")
 elseif(PROJECT_IS_TOP_LEVEL AND TESSERA_NVRTC_LIBRARY AND NOT TESSERA_CUDA_PACKS STREQUAL "OFF")

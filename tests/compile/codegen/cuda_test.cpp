@@ -1,5 +1,5 @@
-// The CUDA printer: what it prints, that it compiles to cubins for several architectures, and,
-// where there is a card, that it computes what the interpreter does.
+// The CUDA printer: what it prints and, where there is a card, that it computes what the
+// interpreter does. cubins_test.cpp compiles what it prints.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -11,10 +11,6 @@
 #include "compile/codegen/samples.h"
 #include "core/tensor/device_runtime.h"
 #include "tests/compile/codegen/compare.h"
-#include "tests/cuda/cubin_use.h"
-#ifdef TESSERA_NVRTC
-#include <nvrtc.h>
-#endif
 
 namespace tessera::test {
 namespace {
@@ -143,72 +139,6 @@ TEST_F(OnCard, OperandsAreReadOnceAndResultsWrittenOnce) {
     EXPECT_EQ(*end, (Counters{c.finish_read ? 1u : 0u, c.finish_read, c.finish_written})) << c.name;
   }
 }
-
-#ifdef TESSERA_NVRTC
-// What the compiler says; `*cubin` is the code, where there is some.
-std::string compile_cuda(const std::string& text, const char* architecture, std::string* cubin) {
-  nvrtcProgram program;
-  if (nvrtcCreateProgram(&program, text.c_str(), "kernels.cu", 0, nullptr, nullptr) !=
-      NVRTC_SUCCESS)
-    return "nvrtcCreateProgram failed";
-  std::string arch = std::string("--gpu-architecture=") + architecture;
-  const char* options[] = {arch.c_str(), "--std=c++20", "--fmad=false"};
-  const bool good = nvrtcCompileProgram(program, 3, options) == NVRTC_SUCCESS;
-  size_t size = 0;
-  nvrtcGetProgramLogSize(program, &size);
-  std::string log(size, 0);
-  nvrtcGetProgramLog(program, log.data());
-  if (good && nvrtcGetCUBINSize(program, &size) == NVRTC_SUCCESS) {
-    cubin->resize(size);
-    nvrtcGetCUBIN(program, cubin->data());
-  }
-  nvrtcDestroyProgram(&program);
-  return log.c_str();  // ends before the zero
-}
-
-TEST(PrintCuda, CompilesToCubins) {
-  std::string text = prologue_cuda();
-  int n = 0;
-  auto add = [&](const Body& body) {
-    std::string kernel = print_cuda(body, "k" + std::to_string(n++));
-    EXPECT_NE(kernel, "") << to_string(body);
-    text += kernel;
-  };
-  for (DType t : {kF32, kF64, kBF16, kF16})
-    add(softmax_body(64, 1000, t)), add(bias_gelu_body(64, 768, t));
-  add(layer_norm_body(64, 768)), add(adamw_body(100000));
-  add(layer_norm_grad_body(64, 768)), add(cross_entropy_body(64, 50257));
-  BodyBuilder b({64, 5, 7});
-  InstrId x = b.load(7, kI32), y = b.load(7, kU8), z = b.load(4, kBool);
-  InstrId wide = b.op("add", {b.cast(x, kI64), b.index(2)});
-  b.store(b.op("mul", {x, b.cast(y, kI32)})), b.store(b.op("where", {z, wide, b.index(1)}));
-  b.store(b.op("logical_or", {z, b.op("gt", {wide, b.constant(3, kI64)}, true)}, true));
-  add(b.body);
-  BodyBuilder r({64, 700});
-  InstrId f = r.load(3), positive = r.op("gt", {f, r.constant(0.0)}, true);
-  r.store(r.sum(positive, 2)), r.store(r.reduce(ReduceKind::kAny, positive, 2));
-  r.store(r.reduce(ReduceKind::kMin, r.cast(positive, kI32), 2));
-  r.store(r.reduce(ReduceKind::kProd, f, 2)), r.store(r.reduce(ReduceKind::kAll, positive, 2));
-  add(r.body);
-  for (int64_t columns : {1024, 3000, 4096, 8192, 40000})  // of each size of a unit
-    add(softmax_body(64, columns)), add(softmax_body(64, columns, kBF16)),
-        add(layer_norm_body(64, columns));
-  for (int64_t columns : {1024, 3000, 4096}) add(layer_norm_grad_body(64, columns));
-  for (const char* architecture : {"sm_80", "sm_90", "sm_100"}) {
-    std::string cubin;
-    EXPECT_EQ(compile_cuda(text, architecture, &cubin), "") << text;
-    EXPECT_GT(cubin.size(), 10000u) << architecture;
-    for (const cuda::test::Use& use : cuda::test::uses_of(cubin)) {
-      if (use.kernel.starts_with("$")) continue;  // a function of the compiler's own
-      EXPECT_EQ(use.frame_bytes, 0u) << use.kernel << " has local memory, " << architecture;
-      if (std::getenv("TESSERA_KERNEL_REGISTERS"))
-        std::printf("%s: %3u registers %s\n", architecture, use.registers, use.kernel.c_str());
-    }
-  }
-  std::string cubin;
-  EXPECT_NE(compile_cuda(text + "int nonsense = ;", "sm_90", &cubin), "");
-}
-#endif
 
 }  // namespace
 }  // namespace tessera::test
