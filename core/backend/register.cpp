@@ -49,6 +49,7 @@ void register_kernels(KernelTable& table) {
   cuda::register_pool(table);
   cuda::register_batch_norm(table);
   cuda::register_sparse(table);
+  cuda::register_linalg(table);
 #endif
 }
 

@@ -114,6 +114,18 @@ TEST_F(CompiledOnCard, ValuesGoToTheHostAndComeBack) {
   EXPECT_GE(f.report().replays, 2) << f.report().why_not;
 }
 
+TEST_F(CompiledOnCard, FactorisationsByTheHost) {
+  const auto factor = [&](const Tensor& x) {
+    return linalg::cholesky(matmul(x, transpose(x, 0, 1)) + eye(6, {kF32, card_})) * 2.0;
+  };
+  auto f = compile(factor);
+  for (int k = 0; k < 5; ++k) {
+    const Tensor x = drawn({6, 6}, k);
+    expect_close(f(x), factor(x), 1e-5);
+  }
+  EXPECT_GE(f.report().replays, 2) << f.report().why_not;
+}
+
 TEST_F(CompiledOnCard, SizesThatVary) {
   auto f = compile([&](const Tensor& x) { return softmax(gelu(x) * 2.0, 1).sum(0); });
   for (int64_t n : {5, 5, 7, 9, 12, 30, 31, 64, 5}) {

@@ -19,5 +19,6 @@ void register_conv(KernelTable& table);
 void register_pool(KernelTable& table);
 void register_batch_norm(KernelTable& table);
 void register_sparse(KernelTable& table);
+void register_linalg(KernelTable& table);
 
 }  // namespace tessera::cuda
