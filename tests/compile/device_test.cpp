@@ -8,23 +8,20 @@
 #include "core/core.h"
 #include "core/tensor/device_runtime.h"
 #include "tests/compile/training.h"
+#include "tests/support/on_card.h"
 
 namespace tessera::test {
 namespace {
 
-class CompiledOnCard : public testing::Test {
+class CompiledOnCard : public OnCard {
  protected:
   void SetUp() override {
-    const std::optional<DeviceKind> kind = find_device_kind("cuda");
-    if (!kind) GTEST_SKIP() << "this build knows no cards";
-    if (runtime_of(*kind).count() == 0) GTEST_SKIP() << runtime_of(*kind).why_none();
-    card_ = {*kind, 0};
-    scope_.emplace(card_);
+    OnCard::SetUp();
+    if (!IsSkipped()) scope_.emplace(card_);
   }
   Tensor drawn(const Shape& shape, int64_t key) {
     return randn(shape, {.device = kCPU}, from_values<int64_t>({key, 1}, {2})).to(card_);
   }
-  Device card_;
   std::optional<DeviceScope> scope_;
 };
 

@@ -11,6 +11,7 @@
 #include "compile/codegen/samples.h"
 #include "core/tensor/device_runtime.h"
 #include "tests/compile/codegen/compare.h"
+#include "tests/support/on_card.h"
 
 namespace tessera::test {
 namespace {
@@ -44,18 +45,7 @@ TEST(PrintCuda, SumsOverRowsAreJoinedByASecondKernel) {
   EXPECT_NE(text.find("__shared__ double"), text.npos) << text;
 }
 
-// Generated code on the first card there is, real or virtual.
-class OnCard : public testing::Test {
- protected:
-  void SetUp() override {
-    const std::optional<DeviceKind> kind = find_device_kind("cuda");
-    if (!kind) GTEST_SKIP() << "this build knows no cards";
-    if (runtime_of(*kind).count() == 0) GTEST_SKIP() << runtime_of(*kind).why_none();
-    card_ = {*kind, 0};
-  }
-  Device card_;
-};
-
+// Generated code on a card.
 TEST_F(OnCard, BodiesByHand) {
   std::vector<Body> bodies;
   for (DType t : {kF32, kF64, kBF16, kF16})

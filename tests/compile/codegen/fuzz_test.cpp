@@ -5,8 +5,8 @@
 
 #include "compile/codegen/functors.h"
 #include "core/core.h"
-#include "core/tensor/device_runtime.h"
 #include "tests/compile/codegen/compare.h"
+#include "tests/support/on_card.h"
 
 namespace tessera::test {
 
@@ -268,11 +268,9 @@ TEST(Fuzz, RandomRowsBesideEachOther) {
   compare_with_interpreter(bodies.list, 1e-4, bodies.seeds);
 }
 
-TEST(Fuzz, RandomBodiesOnCard) {
-  const std::optional<DeviceKind> kind = find_device_kind("cuda");
-  if (!kind || runtime_of(*kind).count() == 0) GTEST_SKIP() << "no card";
+TEST_F(OnCard, RandomBodies) {
   const Bodies bodies = random_bodies(60);
-  const int laid_out = compare_on_device({*kind, 0}, bodies.list, 1e-4, bodies.seeds);
+  const int laid_out = compare_on_device(card_, bodies.list, 1e-4, bodies.seeds);
   EXPECT_TRUE(bodies.list.size() < 20 || size_t(laid_out) > bodies.list.size() * 3 / 5) << laid_out;
 }
 
