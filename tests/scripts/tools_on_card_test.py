@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools_on_card_test ON_VIRTUAL_GPU LIBRARIES BIN: bench, profiles, errors of memory and --doctor with a card, which is virtual here,
-and without one."""
+"""tools_on_card_test ON_VIRTUAL_GPU LIBRARIES BIN: bench, profiles, errors of memory, --doctor and gpu-check with a card, which is
+virtual here, and without one."""
 
 import json
 import os
@@ -203,6 +203,61 @@ class Doctor(Folder):
         (self.folder / "train").chmod(0o755)
         output = subprocess.run([alone, "--doctor"], capture_output=True, text=True, timeout=60, check=False).stdout
         self.assertRegex(output, r"(?m)^hint  devices: .*/train --devices failed: no luck$")
+
+
+class GpuCheck(Folder):
+    """scripts/gpu-check run, on the programs of this build instead of those of an archive."""
+
+    def setUp(self):
+        super().setUp()
+        self.bin = self.folder / "bin"
+        self.bin.mkdir()
+        for program in Path(BIN).iterdir():
+            (self.bin / program.name).symlink_to(program.resolve())
+        (self.folder / "run").write_text((Path(ON_VIRTUAL_GPU).parent / "gpu-check").read_text(encoding="utf-8"), encoding="utf-8")
+
+    def check(self, *stages, card=True):
+        path = self.folder / "report.json"
+        command = [sys.executable, self.folder / "run", "--json", path, "--only", *stages]
+        if card:
+            command = [ON_VIRTUAL_GPU, "--libraries", LIBRARIES, *command]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        return done, {report["stage"]: report for report in json.loads(path.read_text(encoding="utf-8"))}
+
+    def test_stages_pass(self):
+        done, reports = self.check("ops", "train mlp")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(list(reports), ["facts", "ops", "train mlp"])
+        self.assertRegex(reports["facts"]["cards"][0], "cuda:0: virtual GPU")
+        self.assertLess(reports["train mlp"]["value"]["compiled"], 1e-5)
+        self.assertEqual({run: len(losses) for run, losses in reports["train mlp"]["losses"].items()},
+                         {"cpu": 20, "cuda": 20, "again": 20, "compiled": 20})
+
+    def test_losses_apart_fail(self):
+        train = self.bin / "train"
+        real = train.resolve()
+        train.unlink()
+        train.write_text(f'#!/bin/sh\ncase "$*" in *cuda*) set -- "$@" --seed 7;; esac\nexec {real} "$@"\n', encoding="utf-8")
+        train.chmod(0o755)
+        done, reports = self.check("train mlp")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(reports["train mlp"]["result"], "fail")
+        self.assertGreater(reports["train mlp"]["value"]["cuda"], 1e-4)
+
+    def test_a_test_that_fails_is_named(self):
+        test = self.bin / "test_cuda"
+        test.unlink(missing_ok=True)
+        test.write_text("#!/bin/sh\necho '[ RUN      ] A.B'\necho not equal\necho '[  FAILED  ] A.B (3 ms)'\nexit 1\n", encoding="utf-8")
+        test.chmod(0o755)
+        done, reports = self.check("cuda")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(reports["cuda"]["failed"], {"A.B": "not equal"})
+
+    def test_without_a_card(self):
+        done, reports = self.check("train mlp", card=False)
+        self.assertEqual(done.returncode, 3)
+        self.assertEqual(list(reports), ["facts"])
+        self.assertIn("gpu-check: there is no card", done.stderr)
 
 
 if __name__ == "__main__":
