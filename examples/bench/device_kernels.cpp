@@ -101,6 +101,12 @@ void Cases::elementwise(DType t) {
   });
   add("random", t, named("rand", t, shape), n, 0,
       [=] { return repeat([=] { keep(rand(shape, {t}).defined()); }); });
+  add("random", t, named("randn", t, shape), n, 0,
+      [=] { return repeat([=] { keep(randn(shape, {t}).defined()); }); });
+  add("random", t, named("dropout", t, shape), 2 * n, 0, [=] {
+    Tensor x = drawn();
+    return repeat([=] { keep(dropout(x, 0.1).defined()); });
+  });
   add("reduce", t, named("sum of all", t, shape), n, 0, [=] {
     Tensor x = drawn();
     return repeat([=] { keep(sum(x).defined()); });

@@ -166,6 +166,43 @@ TEST_F(Indexing, GathersAndScatters) {
   EXPECT_EQ(refused_of(report.read()[0]).value, 7);
 }
 
+// Lines behind a vector's dim come in the widest elements that their addresses and extent allow.
+TEST_F(Indexing, LinesOfAVectorAreWidened) {
+  const KernelText text{
+      "indexing",
+      {indexing_instance(4, kI64), indexing_instance(8, kI64), indexing_instance(16, kI64)}};
+  const std::vector<long> ids{6, 0, 9, 3, 3};
+  Array<long> index(ids);
+  struct Case {
+    size_t inner, shift;
+    int bytes;
+  };
+  for (const Case& k : {Case{12, 0, 16}, Case{6, 0, 8}, Case{5, 0, 4}, Case{12, 2, 8},
+                        Case{12, 1, 4}, Case{520, 0, 16}}) {
+    const auto x = numbers(2 * 7 * k.inner + k.shift, 1);
+    Array<float> in(x), out(2 * 5 * k.inner + 8);
+    out.fill(0);
+    Array<Report> report(1);
+    report.fill(0);
+    IndexCall c{};
+    c.in = in.get() + k.shift, c.index = index.get(), c.out = out.get(), c.report = report.get();
+    c.rows = c.extent = 7, c.inner = make_divisor(uint32_t(k.inner)), c.n = make_divisor(5);
+    c.count = unsigned(2 * 5 * k.inner), c.vector = 1, c.index_stride = 1;
+    const int bytes = widen_lines(c, 4);
+    ASSERT_EQ(bytes, k.bytes);
+    EXPECT_EQ(c.count * unsigned(bytes), 2 * 5 * k.inner * sizeof(float));
+    d().launch(d().function(text, indexing_instance(bytes, kI64).name + "_gather"),
+               cover(c.count, 256), c);
+    std::vector<float> expected(2 * 5 * k.inner + 8, 0.0f);
+    for (size_t e = 0; e < 2 * 5 * k.inner; ++e)
+      if (const long id = ids[e / k.inner % 5]; id < 7)
+        expected[e] = x[k.shift + (e / k.inner / 5 * 7 + size_t(id)) * k.inner + e % k.inner];
+    EXPECT_EQ(out.read(), expected) << k.inner << ' ' << k.shift;
+    EXPECT_EQ(refused_of(report.read()[0]).position, 2);
+    EXPECT_EQ(refused_of(report.read()[0]).value, 9);
+  }
+}
+
 TEST_F(Indexing, SumsOfWhatAnIndexBringsTogether) {
   const size_t n = 3000, rows = 50, inner = 5;
   std::vector<long> ids(n);

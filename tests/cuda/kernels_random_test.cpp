@@ -107,6 +107,95 @@ TEST_F(Random, DropoutDropsWhatTheHostDrops) {
     EXPECT_EQ(got[i] == 0, word(i < 24 ? 11 : 3, index_of(i % 24)) < c.threshold) << i;
 }
 
+// Parts of a tensor as packs draw them: a whole one that ends within a pack, one that begins at a
+// pack of the whole, and rows that begin at packs. Where that does not hold, there are no packs.
+struct Part {
+  std::vector<int64_t> extents, strides;
+  int64_t first;
+  bool packs;
+};
+const Part kParts[] = {{{9003}, {1}, 0, true},         {{3, 35}, {35, 1}, 40, true},
+                       {{5, 16}, {40, 1}, 8, true},    {{3, 2, 24}, {640, 80, 1}, 48, true},
+                       {{5, 16}, {40, 1}, 9, false},   {{5, 16}, {41, 1}, 8, false},
+                       {{5, 15}, {40, 1}, 8, false},   {{20}, {1}, 1, false},
+                       {{2, 16}, {8192, 2}, 8, false}, {{1}, {1}, 0, true}};
+
+// What an instance draws for a part, and behind it bytes that it must leave as they are.
+template <class Launch>
+std::vector<unsigned char> drawn(const Part& part, int width, size_t element_bytes, Launch launch) {
+  int64_t count = 1;
+  for (int64_t e : part.extents) count *= e;
+  const DrawPlaces all = draw_places(part.extents, part.strides, part.first, width, true);
+  EXPECT_EQ(all.width, part.packs ? width : 1);
+  EXPECT_EQ(all.pieces.size(), 1u);
+  Array<unsigned char> out(size_t(count) * element_bytes + 32);
+  out.fill(0xab);
+  RandomCall c{};
+  c.out = out.get(), c.first = part.first + all.pieces[0].begin[0];
+  c.place = all.pieces[0].walk, c.total = unsigned(count);
+  launch(c, all.width > 1, draw_geometry(c.place.count, all.width));
+  return out.read();
+}
+
+TEST_F(Random, PacksHaveTheBitsOfSingleElements) {
+  KernelText text{"random", {}};
+  for (DType t : {kF32, kBF16, kF16})
+    for (const char* kind : {"rand", "randn"}) text.instances.push_back(random_instance(kind, t));
+  Array<long> key{std::span<const long>(kKey)};
+  for (DType t : {kF32, kBF16, kF16})
+    for (const std::string kind : {"rand", "randn"})
+      for (const Part& part : kParts) {
+        const auto launch = [&](RandomCall c, bool packs, const Geometry& g) {
+          c.key = key.get();
+          const std::string name = random_instance(kind, t).name + (packs ? "_packs" : "_random");
+          d().launch(d().function(text, name), g, c);
+        };
+        Part single = part;
+        single.packs = false;
+        const int width = draw_width(kind, t);
+        EXPECT_EQ(width, t == kF32 ? 4 : 8);
+        EXPECT_EQ(drawn(part, width, size_of(t), launch), drawn(single, 1, size_of(t), launch))
+            << kind << ' ' << name_of(t) << " of " << part.extents.back() << " at " << part.first;
+      }
+  for (DType t : {kF64, kI32}) EXPECT_EQ(draw_width(t == kF64 ? "rand" : "randint", t), 1);
+}
+
+TEST_F(Random, DropoutInPacksDropsTheSameElements) {
+  const KernelText text{"dropout", {dropout_instance(kF32), dropout_instance(kBF16)}};
+  Array<long> key{std::span<const long>(kKey)}, samples(std::vector<long>{11, 3, 70});
+  std::vector<uint32_t> ones(9003 * 3 + 8, 0x3f803f80u);  // numbers of either type
+  for (size_t i = 0; i < ones.size(); ++i) ones[i] += uint32_t(i % 100) << 16 | uint32_t(i % 77);
+  Array<uint32_t> in(ones);
+  for (DType t : {kF32, kBF16})
+    for (const Part& part : kParts)
+      for (const bool by_sample : {false, true}) {
+        int64_t count = 1;
+        for (int64_t e : part.extents) count *= e;
+        const int width = draw_width("dropout", t), groups = by_sample ? 3 : 1;
+        // Samples follow each other, so that none may end within a pack.
+        const bool packs = part.packs && !(by_sample && count % width != 0);
+        auto run = [&](int width) {
+          const DrawPlaces all =
+              draw_places(part.extents, part.strides, part.first, width, !by_sample);
+          EXPECT_EQ(all.width, packs ? width : 1);
+          Array<unsigned char> out(size_t(count * groups) * size_of(t) + 32);
+          out.fill(0xab);
+          RandomCall c{};
+          c.key = key.get(), c.in = in.get(), c.out = out.get(), c.place = all.pieces[0].walk;
+          c.samples = by_sample ? samples.get() : nullptr;
+          c.first = part.first, c.total = unsigned(count * groups);
+          c.scale = 1 / (1 - 0.3), c.threshold = uint32_t(0.3 * 4294967296.0);
+          const std::string name =
+              dropout_instance(t).name + (all.width > 1 ? "_packs" : "_dropout");
+          d().launch(d().function(text, name),
+                     draw_geometry((c.total + all.width - 1) / all.width, all.width), c);
+          return out.read();
+        };
+        EXPECT_EQ(run(width), run(1)) << name_of(t) << " of " << part.extents.back() << " at "
+                                      << part.first << (by_sample ? ", by sample" : "");
+      }
+}
+
 TEST_F(Random, NumbersInARow) {
   const KernelText text{"arange", {arange_instance(kI64), arange_instance(kF32)}};
   Array<long> longs(300);

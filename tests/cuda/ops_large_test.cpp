@@ -2,6 +2,7 @@
 // registry's samples: sorted indices, sums in parts, several pieces of rows, structures that are
 // none.
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "core/ops/views.h"
 #include "tests/core/ops/sweep.h"
 #include "tests/cuda/card.h"
+#include "tests/support/in_parts.h"
 
 namespace tessera::cuda {
 namespace {
@@ -101,6 +103,55 @@ TEST_F(CudaLargeOps, IndicesOutsideAreErrors) {
                   .find("at element 2 is outside dim"),
               std::string::npos);
   }
+}
+
+// Rows that are moved in words of up to 16 bytes, and rows that cannot be.
+TEST_F(CudaLargeOps, SelectedRows) {
+  for (DType t : {kF64, kF32, kBF16, kU8})
+    for (const Shape& s : {Shape{9, 64}, Shape{9, 33}, Shape{3, 9, 20}, Shape{9}})
+      for (int64_t dim = 0; dim < s.size(); ++dim)
+        compare([=](const List& in) { return index_select(in[0], dim, in[1]); },
+                {places(s, 200).to(t), places({300}, s[int(dim)])}, 0);
+}
+
+// Tiles of elements of every width, at sizes, strides and offsets that fit words and that do not.
+TEST_F(CudaLargeOps, DenseCopiesOfTransposes) {
+  const auto copied = [](auto view) {
+    return [=](const List& in) { return contiguous(view(in[0])); };
+  };
+  for (DType t : {kF64, kF32, kBF16, kU8})
+    for (const Shape& s : {Shape{3, 128, 64}, Shape{3, 70, 133}, Shape{40, 5, 70}}) {
+      const Tensor x = places(s, 250).to(t);
+      compare(copied([](const Tensor& x) { return transpose(x, 1, 2); }), {x}, 0);
+      compare(copied([](const Tensor& x) { return transpose(x, 0, 2); }), {x}, 0);
+      compare(copied([](const Tensor& x) { return transpose(narrow(x, 2, 3, 59), 0, 2); }), {x}, 0);
+      compare(copied([](const Tensor& x) { return transpose(transpose(x, 0, 1), 1, 2); }), {x}, 0);
+    }
+}
+
+// What is drawn in packs for whole tensors and rows that fit them, and element by element else, is
+// the same: parts of tensors have the numbers of the whole.
+TEST_F(CudaLargeOps, DrawsOfPartsAreThoseOfTheWhole) {
+  const Tensor key = from_values<int64_t>({7, 3}, {2});
+  const auto same = [&](auto draw, const List& in) {
+    compare(draw, in, 0);
+    compare(
+        [&](const List& operands) {
+          std::optional<test::InParts> parts;
+          if (!operands[0].device().is_cpu()) parts.emplace(64);
+          return draw(operands);
+        },
+        in, 0);
+  };
+  for (DType t : {kF32, kBF16, kF16, kF64})
+    for (const Shape& s : {Shape{40, 256}, Shape{40, 200}, Shape{6, 5, 67}, Shape{5001}}) {
+      const Tensor x = values(s, t);
+      same([&](const List& in) { return rand(s, {t, in[0].device()}, key); }, {x});
+      if (t != kF64) same([&](const List& in) { return randn(s, {t, in[0].device()}, key); }, {x});
+      same([&](const List& in) { return dropout(in[0], 0.3, key); }, {x});
+      if (s[0] % 2 == 0)
+        same([&](const List& in) { return dropout(in[0], 0.3, key, in[1]); }, {x, places({2}, 90)});
+    }
 }
 
 TEST_F(CudaLargeOps, LongRecurrences) {

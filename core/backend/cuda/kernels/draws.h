@@ -4,11 +4,25 @@
 namespace tessera::device {
 
 inline constexpr int kRandomThreads = 256;
+/// Packs of 16 bytes that a thread draws one after the other, where elements come in packs.
+inline constexpr int kRandomSteps = 4;
+/// Pack `step` of this thread.
+TESSERA_FN unsigned pack_of(int step) {
+  return (blockIdx.x * kRandomSteps + unsigned(step)) * kRandomThreads + threadIdx.x;
+}
 
 /// The stream of one key, as on the CPU.
 TESSERA_FN uint64_t stream_key(const RandomCall& c) {
   const long seed = c.key ? c.key[0] : c.seed, number = c.key ? c.key[1] : c.number;
   return low64(philox4x32(uint64_t(seed), 0x7465737365726121ull, uint64_t(number)));
+}
+
+/// The same, drawn once for the block; every thread has to call it.
+TESSERA_FN uint64_t block_key(const RandomCall& c) {
+  __shared__ uint64_t key;
+  if (threadIdx.x == 0) key = stream_key(c);
+  __syncthreads();
+  return key;
 }
 
 /// The global index of element e of this part: the nest `place` walks over the local extents with
@@ -21,6 +35,22 @@ TESSERA_FN uint32_t word_of(uint64_t key, uint64_t hi, uint64_t index) {
   const Philox4 p = philox4x32(key, hi, index / 4);
   const unsigned w = unsigned(index % 4);
   return w == 0 ? p.v[0] : w == 1 ? p.v[1] : w == 2 ? p.v[2] : p.v[3];
+}
+/// As many words of an aligned group of elements as it has, N of them a multiple of 4.
+template <int N>
+struct Words {
+  uint32_t of[N];
+};
+template <int N>
+TESSERA_FN Words<N> words_of(uint64_t key, uint64_t hi, uint64_t index) {
+  Words<N> w;
+#pragma unroll
+  for (int g = 0; g < N / 4; ++g) {
+    const Philox4 p = philox4x32(key, hi, index / 4 + unsigned(g));
+#pragma unroll
+    for (int l = 0; l < 4; ++l) w.of[4 * g + l] = p.v[l];
+  }
+  return w;
 }
 TESSERA_FN uint64_t long_of(uint32_t low, uint32_t high) { return uint64_t(high) << 32 | low; }
 

@@ -9,6 +9,7 @@
 #include "core/backend/cuda/kernels/reduce.h"
 #include "core/backend/cuda/kernels/rows.h"
 #include "core/backend/cuda/kernels/scan.h"
+#include "core/backend/cuda/kernels/transpose.h"
 
 namespace tessera::cuda {
 namespace {
@@ -36,6 +37,12 @@ std::vector<Instance> pointwise_instances() {
     all.push_back(copy_instance(bytes));
     all.push_back(where_instance(bytes));
   }
+  return all;
+}
+
+std::vector<Instance> transpose_instances() {
+  std::vector<Instance> all;
+  for (int bytes : {1, 2, 4, 8}) all.push_back(transpose_instance(bytes));
   return all;
 }
 
@@ -131,6 +138,7 @@ std::vector<Instance> of_dtypes(Instance (*make)(DType), const DType (&dtypes)[N
 std::vector<KernelText> all_kernel_texts() {
   std::vector<KernelText> texts;
   add(texts, "pointwise", pointwise_instances(), 24);
+  add(texts, "transpose", transpose_instances(), 4);
   add(texts, "reduce", reduce_instances(), 12);
   add(texts, "extreme", by_dtype(extreme_instance), 16);
   add(texts, "rows", by_hold(rows_instance), 1);

@@ -22,6 +22,16 @@ int element_bytes(int64_t row_bytes, std::span<const void* const> addresses) {
   return bytes;
 }
 
+int widen_lines(IndexCall& c, int bytes) {
+  const void* addresses[] = {c.in, c.out};
+  const int64_t line_bytes = int64_t(c.inner.divisor) * bytes;
+  const int wide = element_bytes(line_bytes, addresses);
+  const unsigned lines = c.count / c.inner.divisor;
+  c.inner = make_divisor(uint32_t(line_bytes / wide));
+  c.count = lines * c.inner.divisor;
+  return wide;
+}
+
 Instance indexing_instance(int bytes, DType index) {
   return {fmt::format("index_{}_{}", bytes, name_of(index)),
           {{"E", bytes == 16 ? "Quad" : std::string(bits_type(bytes))}, {"I", type_of(index)}}};

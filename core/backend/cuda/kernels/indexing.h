@@ -11,6 +11,10 @@ namespace tessera::cuda {
 /// The widest element, of up to 16 bytes, that rows of `row_bytes` at these addresses consist of.
 int element_bytes(int64_t row_bytes, std::span<const void* const> addresses);
 
+/// Makes lines of `c.inner` elements of `bytes` lines of the widest elements that they consist of
+/// at c.in and c.out, and returns how many bytes those have. The index is a vector.
+int widen_lines(IndexCall& c, int bytes);
+
 /// Entries gather, claim, scatter, wrap; `index` is i32 or i64.
 Instance indexing_instance(int bytes, DType index);
 /// Entries segments, sorted and lines; join: sum, prod, amax, amin. `lines` writes the compute

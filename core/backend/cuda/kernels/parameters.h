@@ -46,6 +46,21 @@ struct PointwiseCall {
   Walk walk;
 };
 
+// ---- transpose.cu ----
+
+/// out[r out_row + c] = in[c in_column + r] for every row r and column c, at every position of
+/// `batch`, whose operands are `out` and `in`. in_words, out_words: lines begin at multiples of 4
+/// bytes (of an element, where that is wider).
+struct TransposeCall {
+  const void* in;
+  void* out;
+  long in_column, out_row;
+  unsigned rows, columns;
+  Divisor row_tiles, column_tiles;
+  int in_words, out_words;
+  Walk batch;
+};
+
 // ---- arange.cu ----
 
 /// begin + step i where `real`, else first + each i.

@@ -14,18 +14,32 @@ inline constexpr unsigned kKept<F16> = 0xffffe000u;
 
 /// Uniform in [0, 1). 16-bit results keep the upper bits, since rounding would give 1.
 template <class T>
+TESSERA_FN T uniform_of(uint32_t word) {
+  return Narrow<T>::from(fn::from_word(fn::word(uniform_float(word)) & kKept<T>));
+}
+template <class T>
 TESSERA_FN T uniform(uint64_t key, uint64_t index) {
   if constexpr (sizeof(T) == 8) {
     const Philox4 p = philox4x32(key, 1, index / 2);
     const uint64_t bits = index % 2 ? long_of(p.v[2], p.v[3]) : long_of(p.v[0], p.v[1]);
     return double(bits >> 11) * 0x1p-53;
   } else {
-    const float x = uniform_float(word_of(key, 0, index));
-    return Narrow<T>::from(fn::from_word(fn::word(x) & kKept<T>));
+    return uniform_of<T>(word_of(key, 0, index));
   }
 }
 
-/// Standard normal, by pairs (Box, Muller 1958). Pair p of f32 takes words 2 p and 2 p + 1.
+/// A pair of standard normals is r cos(angle), r sin(angle) (Box, Muller 1958). Pair p of f32 takes
+/// words 2 p and 2 p + 1.
+struct Polar {
+  float r, angle;
+  TESSERA_FN float first(Polar p) { return p.r * fn::cos(p.angle); }
+  TESSERA_FN float second(Polar p) { return p.r * fn::sin(p.angle); }
+};
+TESSERA_FN Polar polar(uint32_t w0, uint32_t w1) {
+  const float u = (float(w0 >> 8) + 1.0f) * 0x1p-24f;
+  const float angle = float(w1 >> 8) * (0x1p-24f * 6.283185307f);
+  return {fn::sqrt(-2.0f * fn::log(u)), angle};
+}
 template <class T>
 TESSERA_FN T normal(uint64_t key, uint64_t index) {
   if constexpr (sizeof(T) == 8) {
@@ -37,13 +51,32 @@ TESSERA_FN T normal(uint64_t key, uint64_t index) {
     return r * (index % 2 ? ::sin(angle) : ::cos(angle));
   } else {
     const Philox4 p = philox4x32(key, 3, index / 4);
-    const bool second = index % 4 >= 2;
-    const uint32_t w0 = second ? p.v[2] : p.v[0], w1 = second ? p.v[3] : p.v[1];
-    const float u = (float(w0 >> 8) + 1.0f) * 0x1p-24f;
-    const float angle = float(w1 >> 8) * (0x1p-24f * 6.283185307f);
-    const float r = fn::sqrt(-2.0f * fn::log(u));
-    return Narrow<T>::from(r * (index % 2 ? fn::sin(angle) : fn::cos(angle)));
+    const bool upper = index % 4 >= 2;
+    const Polar x = polar(upper ? p.v[2] : p.v[0], upper ? p.v[3] : p.v[1]);
+    return Narrow<T>::from(index % 2 ? Polar::second(x) : Polar::first(x));
   }
+}
+
+/// The elements of an aligned pack, of which each block of four words gives four.
+template <class T>
+TESSERA_FN Pack<T, kPack<T>> uniforms(uint64_t key, uint64_t index) {
+  const Words<kPack<T>> w = words_of<kPack<T>>(key, 0, index);
+  Pack<T, kPack<T>> r;
+#pragma unroll
+  for (int l = 0; l < kPack<T>; ++l) r.of[l] = uniform_of<T>(w.of[l]);
+  return r;
+}
+template <class T>
+TESSERA_FN Pack<T, kPack<T>> normals(uint64_t key, uint64_t index) {
+  const Words<kPack<T>> w = words_of<kPack<T>>(key, 3, index);
+  Pack<T, kPack<T>> r;
+#pragma unroll
+  for (int l = 0; l < kPack<T>; l += 2) {
+    const Polar x = polar(w.of[l], w.of[l + 1]);
+    r.of[l] = Narrow<T>::from(Polar::first(x));
+    r.of[l + 1] = Narrow<T>::from(Polar::second(x));
+  }
+  return r;
 }
 
 /// An integer in [low, low + range): the high half of a 64-bit draw times the range (Lemire 2019,
@@ -58,16 +91,42 @@ TESSERA_FN T integer(uint64_t key, uint64_t index, long low, uint64_t range) {
 
 template <class T, int kKind>
 TESSERA_FN void random(const RandomCall& c) {
+  const uint64_t key = block_key(c);
   const unsigned e = blockIdx.x * kRandomThreads + threadIdx.x;
   if (e >= c.place.count) return;
-  const uint64_t key = stream_key(c), index = global_index(c, e);
+  const uint64_t index = global_index(c, e);
   T* out = static_cast<T*>(c.out) + e;
   if constexpr (kKind == 0) *out = uniform<T>(key, index);
   if constexpr (kKind == 1) *out = normal<T>(key, index);
   if constexpr (kKind == 2) *out = integer<T>(key, index, c.low, c.range);
 }
 
+/// The same by packs, over which `place` walks; the last may end behind the tensor.
+template <class T, int kKind>
+TESSERA_FN void random_packs(const RandomCall& c) {
+  if constexpr (kKind != 2 && sizeof(T) < 8) {
+    constexpr unsigned N = kPack<T>;
+    const uint64_t key = block_key(c);
+#pragma unroll 1
+    for (int step = 0; step < kRandomSteps; ++step) {
+      const unsigned e = pack_of(step);
+      if (e >= c.place.count) return;
+      const uint64_t index = global_index(c, e);
+      const Pack<T, int(N)> r = kKind == 0 ? uniforms<T>(key, index) : normals<T>(key, index);
+      T* out = static_cast<T*>(c.out);
+      if (e * N + N <= c.total) {
+        store<T, int(N)>(out + e * N, r);
+        continue;
+      }
+#pragma unroll
+      for (unsigned l = 0; l < N; ++l)
+        if (e * N + l < c.total) out[e * N + l] = r.of[l];
+    }
+  }
+}
+
 }  // namespace tessera::device
 
-// instances: T, KIND: 0 uniform, 1 normal, 2 integer
+// instances: T, KIND: 0 uniform, 1 normal, 2 integer. Packs are of floats of 2 or 4 bytes.
 KERNEL(random, RandomCall, 256) { random<T, KIND>(c); }
+KERNEL(packs, RandomCall, 256) { random_packs<T, KIND>(c); }

@@ -23,6 +23,7 @@ constexpr std::string_view kAllFunctors =
     "math.h math_trig.h pieces.h activations.h special.h arithmetic.h pointwise.h";
 constexpr Family kFamilies[] = {
     {"pointwise", kAllFunctors},
+    {"transpose", ""},
     {"reduce", ""},
     {"extreme", ""},
     {"rows", "math.h", "held_rows.h"},

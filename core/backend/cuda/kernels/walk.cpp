@@ -12,40 +12,9 @@ namespace {
 
 constexpr int64_t kCountable = int64_t(1) << 31;
 
-struct Dim {
-  int64_t extent;
-  int64_t stride[kWalkOperands];
-};
-
-// Dims of more than one position, the innermost of the result first, merged.
-std::vector<Dim> merged(std::span<const int64_t> extents, std::span<const Strided> operands) {
-  std::vector<Dim> dims;
-  for (size_t d = extents.size(); d-- > 0;) {
-    if (extents[d] == 1) continue;
-    Dim dim{extents[d], {}};
-    for (size_t k = 0; k < operands.size(); ++k) dim.stride[k] = operands[k].strides[d];
-    dims.push_back(dim);
-  }
-  std::stable_sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) {
-    return std::abs(a.stride[0]) < std::abs(b.stride[0]);
-  });
-  std::vector<Dim> result;
-  for (const Dim& dim : dims) {
-    bool fits = !result.empty();
-    for (size_t k = 0; fits && k < operands.size(); ++k)
-      fits = dim.stride[k] == result.back().stride[k] * result.back().extent;
-    if (fits)
-      result.back().extent *= dim.extent;
-    else
-      result.push_back(dim);
-  }
-  if (result.empty()) result.push_back({1, {}});
-  return result;
-}
-
 // Makes positions of packs; false where the operands do not allow it.
-bool pack(std::vector<Dim>& dims, std::span<const Strided> operands, int width) {
-  Dim& inner = dims.front();
+bool pack(std::vector<Loop>& dims, std::span<const Strided> operands, int width) {
+  Loop& inner = dims.front();
   if (inner.extent % width != 0 || inner.stride[0] != 1) return false;
   for (size_t k = 0; k < operands.size(); ++k) {
     if (inner.stride[k] == 0) continue;
@@ -59,9 +28,9 @@ bool pack(std::vector<Dim>& dims, std::span<const Strided> operands, int width) 
   return true;
 }
 
-bool countable(const std::vector<Dim>& dims, size_t operands) {
+bool countable(const std::vector<Loop>& dims, size_t operands) {
   int64_t count = 1, last[kWalkOperands] = {};
-  for (const Dim& dim : dims) {
+  for (const Loop& dim : dims) {
     if (dim.extent >= kCountable || count * dim.extent >= kCountable) return false;
     count *= dim.extent;
     for (size_t k = 0; k < operands; ++k) last[k] += std::abs(dim.stride[k]) * (dim.extent - 1);
@@ -69,7 +38,7 @@ bool countable(const std::vector<Dim>& dims, size_t operands) {
   return std::all_of(last, last + operands, [](int64_t n) { return n < kCountable; });
 }
 
-void cut(std::vector<Dim> dims, size_t operands, const int64_t* begin,
+void cut(std::vector<Loop> dims, size_t operands, const int64_t* begin,
          std::vector<WalkPiece>& pieces) {
   if (!countable(dims, operands)) {
     // Halves of the outermost loop that has any.
@@ -104,13 +73,39 @@ Divisor make_divisor(uint32_t divisor) {
   return {divisor, uint32_t(multiplier + 1), shift};
 }
 
+std::vector<Loop> merged_loops(std::span<const int64_t> extents,
+                               std::span<const Strided> operands) {
+  std::vector<Loop> dims;
+  for (size_t d = extents.size(); d-- > 0;) {
+    if (extents[d] == 1) continue;
+    Loop dim{extents[d], {}};
+    for (size_t k = 0; k < operands.size(); ++k) dim.stride[k] = operands[k].strides[d];
+    dims.push_back(dim);
+  }
+  std::stable_sort(dims.begin(), dims.end(), [](const Loop& a, const Loop& b) {
+    return std::abs(a.stride[0]) < std::abs(b.stride[0]);
+  });
+  std::vector<Loop> result;
+  for (const Loop& dim : dims) {
+    bool fits = !result.empty();
+    for (size_t k = 0; fits && k < operands.size(); ++k)
+      fits = dim.stride[k] == result.back().stride[k] * result.back().extent;
+    if (fits)
+      result.back().extent *= dim.extent;
+    else
+      result.push_back(dim);
+  }
+  if (result.empty()) result.push_back({1, {}});
+  return result;
+}
+
 std::vector<WalkPiece> make_walks(std::span<const int64_t> extents,
                                   std::span<const Strided> operands, int width) {
   TESSERA_ASSERT(!operands.empty() && operands.size() <= size_t(kWalkOperands),
                  "kernels: a walk of {} operands", operands.size());
   std::vector<WalkPiece> pieces;
   if (std::count(extents.begin(), extents.end(), 0) > 0) return pieces;
-  std::vector<Dim> dims = merged(extents, operands);
+  std::vector<Loop> dims = merged_loops(extents, operands);
   if (width > 1 && !pack(dims, operands, width)) return pieces;
   const int64_t begin[kWalkOperands] = {};
   cut(std::move(dims), operands.size(), begin, pieces);

@@ -20,6 +20,16 @@ struct Strided {
   std::span<const int64_t> strides;
 };
 
+/// A loop of a nest, with its step in elements of each operand.
+struct Loop {
+  int64_t extent;
+  int64_t stride[kWalkOperands];
+};
+
+/// The loops of more than one position, the innermost of the result first, merged where all
+/// operands allow it; one of a single position where there are no others.
+std::vector<Loop> merged_loops(std::span<const int64_t> extents, std::span<const Strided> operands);
+
 /// A piece of a walk; `begin` is where each operand begins, in elements from its data.
 struct WalkPiece {
   Walk walk;

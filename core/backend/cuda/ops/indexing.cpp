@@ -74,14 +74,16 @@ Refusal outside_table(const Primitive& p, int64_t rows) {
   return {p.name(), "{0}: the id {1} at position {2} is outside the table of {3} rows", rows};
 }
 
+// A vector takes whole lines of what is inside of the dim, in the widest elements that fit.
 void run_gather(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const int dim = dim_of(prim);
   if (out[0].numel() == 0) return;
   IndexCall c = call_for(in[1], dim, in[0].size(dim));
   const RefusalWord refused(stream, outside_dim(prim, dim, c.extent));
   c.in = in[0].device_data(), c.out = out[0].device_data(), c.report = refused.data();
-  launch(indexing_instance(int(size_of(in[0].dtype())), in[1].dtype()).name, "gather",
-         cover(c.count, 256), stream, c);
+  int bytes = int(size_of(in[0].dtype()));
+  if (c.vector) bytes = widen_lines(c, bytes);
+  launch(indexing_instance(bytes, in[1].dtype()).name, "gather", cover(c.count, 256), stream, c);
   refused.launched();
 }
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 
+#include "core/backend/cuda/kernels/transpose.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/refusals.h"
@@ -103,6 +104,19 @@ void run_where(const Primitive&, std::span<const Tensor> in, std::span<const Ten
   run_walk(where_instance(bytes), shape_of_copy(bytes), walked(in, out[0]), true, nullptr, stream);
 }
 
+// Copies by tiles; false where that is no way for this copy.
+bool transposed(const Tensor& in, const Tensor& out, const Stream& stream) {
+  if (in.dtype() != out.dtype() || in.device().is_cpu()) return false;
+  const int bytes = int(size_of(in.dtype()));
+  const Strides strides = broadcast_strides(in.shape(), in.strides(), out.shape());
+  if (strides == out.strides()) return false;
+  const auto launches = transpose_launches(out.shape(), {out.device_data(), bytes, out.strides()},
+                                           {in.device_data(), bytes, strides});
+  for (const TransposeLaunch& l : launches)
+    launch(transpose_instance(bytes).name, "tiles", l.geometry, stream, l.call);
+  return !launches.empty();
+}
+
 }  // namespace
 
 void run_walk(const Instance& instance, PointwiseShape shape,
@@ -137,6 +151,7 @@ void fill(const Tensor& out, Scalar value, const Stream& stream) {
 void convert(const Tensor& in, const Tensor& out, const Stream& stream) {
   const Tensor* tensors[] = {&out, &in};
   const int bytes = int(size_of(in.dtype()));
+  if (transposed(in, out, stream)) return;
   if (in.dtype() == out.dtype())
     run_walk(copy_instance(bytes), shape_of_copy(bytes), tensors, true, nullptr, stream);
   else

@@ -1,6 +1,8 @@
 // Random tensors and dropout: the same bits as on the CPU for the same key.
 #include "core/backend/cuda/kernels/random.h"
 
+#include <algorithm>
+
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
@@ -11,17 +13,17 @@
 namespace tessera::cuda {
 namespace {
 
-// The walk over the elements of `shape`, which lie at `begin` of a tensor of shape `global`, by the
-// strides of that one; without any element there is none.
-std::vector<WalkPiece> places(const Shape& shape, const Dims& begin, const Shape& global,
-                              int64_t* first) {
+// The walks over the elements of `shape`, which lie at `begin` of a tensor of shape `global`, by
+// the strides of that one; without any element there are none.
+DrawPlaces places(const Shape& shape, const Dims& begin, const Shape& global, int width, bool open,
+                  int64_t* first) {
   const Strides strides = contiguous_strides(global.empty() ? shape : global);
   *first = 0;
   for (int d = 0; d < begin.size(); ++d) *first += begin[d] * strides[d];
-  const Strided whole[] = {{nullptr, 1, strides}};
-  std::vector<WalkPiece> pieces = make_walks(shape, whole);
-  return pieces;
+  return draw_places(shape, strides, *first, width, open);
 }
+
+bool in_packs(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.device_data()) % 16 == 0; }
 
 // A key on the card is read there; one of the host goes by value, and nothing is copied.
 void set_key(RandomCall& c, const Tensor& key) {
@@ -38,15 +40,19 @@ void run_random(const Primitive& prim, std::span<const Tensor> in, std::span<con
   const auto& a = attributes_of<RandomAttributes>(prim);
   RandomCall c{};
   int64_t first = 0, done = 0;
-  for (const WalkPiece& piece : places(a.shape, a.begin, a.global, &first)) {
+  const DrawPlaces all =
+      places(a.shape, a.begin, a.global, in_packs(out[0]) ? draw_width(prim.name(), a.dtype) : 1,
+             true, &first);
+  for (const WalkPiece& piece : all.pieces) {
     set_key(c, in[0]);
     c.out = static_cast<char*>(out[0].device_data()) + done * int64_t(size_of(a.dtype));
-    done += piece.walk.count;
+    c.total = unsigned(std::min(int64_t(piece.walk.count) * all.width, out[0].numel() - done));
+    done += c.total;
     c.first = first + piece.begin[0];
     c.low = a.low, c.range = uint64_t(a.high - a.low);
     c.place = piece.walk;
-    launch(random_instance(prim.name(), a.dtype).name, "random", cover(piece.walk.count, 256),
-           stream, c);
+    launch(random_instance(prim.name(), a.dtype).name, all.width > 1 ? "packs" : "random",
+           draw_geometry(piece.walk.count, all.width), stream, c);
   }
 }
 
@@ -68,10 +74,12 @@ void run_dropout(const Primitive& prim, std::span<const Tensor> in, std::span<co
     local[0] /= in[2].numel(), global[0] = local[0], begin[0] = 0;
   }
   int64_t first = 0;
-  const std::vector<WalkPiece> pieces = places(local, begin, global, &first);
-  TESSERA_CHECK(pieces.size() <= 1, "dropout: offsets in {} are more than 31 bits count",
+  const bool packs = in_packs(x) && in_packs(out[0]);
+  const DrawPlaces all = places(local, begin, global, packs ? draw_width("dropout", x.dtype()) : 1,
+                                !a.by_sample, &first);
+  TESSERA_CHECK(all.pieces.size() <= 1, "dropout: offsets in {} are more than 31 bits count",
                 to_string(global));
-  for (const WalkPiece& piece : pieces) {
+  for (const WalkPiece& piece : all.pieces) {
     set_key(c, in[1]);
     c.in = x.device_data(), c.out = out[0].device_data();
     c.first = first + piece.begin[0];
@@ -79,7 +87,8 @@ void run_dropout(const Primitive& prim, std::span<const Tensor> in, std::span<co
     c.scale = 1 / (1 - a.p);
     c.total = countable(x.numel(), "dropout");
     c.place = piece.walk;
-    launch(dropout_instance(x.dtype()).name, "dropout", cover(x.numel(), 256), stream, c);
+    launch(dropout_instance(x.dtype()).name, all.width > 1 ? "packs" : "dropout",
+           draw_geometry((x.numel() + all.width - 1) / all.width, all.width), stream, c);
   }
 }
 
