@@ -109,13 +109,14 @@ class Pointwise : public testing::Test {
       if constexpr (sizeof(T) == 4)
         values[in.size() - 1] = std::bit_cast<uint32_t>(in.back()[shift]);
     }
-    const auto launches = pointwise_launches(shape, {&extent, 1}, operands, values, report.get());
+    const auto launches = pointwise_launches(pointwise_walks(shape, {&extent, 1}, operands),
+                                             operands, values, report.get());
     EXPECT_EQ(launches.size(), 1u);
     for (const PointwiseLaunch& l : launches) {
-      EXPECT_STREQ(l.entry, aligned && n % size_t(shape.width) == 0 && shape.width > 1
-                                ? "packs"
-                                : "elements");
-      d().launch(d().function(text, instance + "_" + l.entry), l.geometry, l.call);
+      EXPECT_STREQ(l.entry(), aligned && n % size_t(shape.width) == 0 && shape.width > 1
+                                  ? "packs"
+                                  : "elements");
+      d().launch(d().function(text, instance + "_" + l.entry()), l.geometry, l.call);
     }
     std::vector<R> r = out.read();
     if (reported) *reported = report.read()[0];
@@ -272,12 +273,12 @@ TEST_F(Pointwise, StridedAndBroadcastOperands) {
         {y_row ? dbias.get() : done.get(), 4, c.y},
         {y_row ? (c.by_value ? nullptr : done.get()) : dbias.get(), 4, c.z}};
     const unsigned long long values[] = {0, 0, std::bit_cast<uint32_t>(3.0f)};
-    const auto launches =
-        pointwise_launches(shape_of(*op, kF32), extents, operands, values, nullptr);
+    const auto launches = pointwise_launches(
+        pointwise_walks(shape_of(*op, kF32), extents, operands), operands, values, nullptr);
     ASSERT_EQ(launches.size(), 1u);
-    EXPECT_STREQ(launches[0].entry, c.entry);
+    EXPECT_STREQ(launches[0].entry(), c.entry);
     out.fill(0);
-    d().launch(d().function(text, std::string("mul_add_f32_") + launches[0].entry),
+    d().launch(d().function(text, std::string("mul_add_f32_") + launches[0].entry()),
                launches[0].geometry, launches[0].call);
     const auto got = out.read();
     for (int64_t i = 0; i < 5; ++i)

@@ -77,19 +77,23 @@ Instance where_instance(int bytes) {
                   shape_of_copy(bytes));
 }
 
-std::vector<PointwiseLaunch> pointwise_launches(PointwiseShape shape,
-                                                std::span<const int64_t> extents,
-                                                std::span<const Strided> operands,
-                                                std::span<const unsigned long long> values,
-                                                Report* report) {
-  const bool packed_fits = shape.width > 1;
-  std::vector<WalkPiece> pieces;
-  if (packed_fits) pieces = make_walks(extents, operands, shape.width);
-  const bool packed = !pieces.empty();
-  if (!packed) pieces = make_walks(extents, operands);
-  std::vector<PointwiseLaunch> launches;
-  for (const WalkPiece& piece : pieces) {
-    PointwiseLaunch l{packed ? "packs" : "elements", {}, {}};
+PointwiseWalks pointwise_walks(PointwiseShape shape, std::span<const int64_t> extents,
+                               std::span<const Strided> operands) {
+  SmallVector<Strided, kWalkOperands> anywhere(operands.begin(), operands.end());
+  for (Strided& o : anywhere) o.data = nullptr;
+  const std::span<const Strided> layouts(anywhere.begin(), anywhere.size());
+  PointwiseWalks walks{shape, {}, make_walks(extents, layouts)};
+  if (shape.width > 1) walks.packs = make_walks(extents, layouts, shape.width);
+  return walks;
+}
+
+PointwiseLaunches pointwise_launches(const PointwiseWalks& walks, std::span<const Strided> operands,
+                                     std::span<const unsigned long long> values, Report* report) {
+  const bool packed =
+      !walks.packs.empty() && are_packs(walks.packs[0], operands, walks.shape.width);
+  PointwiseLaunches launches;
+  for (const WalkPiece& piece : packed ? walks.packs : walks.elements) {
+    PointwiseLaunch l{packed, {}, {}};
     auto at = [&](size_t k) {
       return static_cast<const char*>(operands[k].data) + piece.begin[k] * operands[k].bytes;
     };
@@ -101,7 +105,7 @@ std::vector<PointwiseLaunch> pointwise_launches(PointwiseShape shape,
         l.call.in[k - 1].value = values[k - 1];
     l.call.report = report;
     l.call.walk = piece.walk;
-    l.geometry = cover(piece.walk.count, 256, packed ? shape.steps : 1);
+    l.geometry = cover(piece.walk.count, 256, packed ? walks.shape.steps : 1);
     launches.push_back(l);
   }
   return launches;

@@ -2,6 +2,7 @@
 // that cover its operands.
 #pragma once
 #include "core/backend/cuda/kernels/walk.h"
+#include "core/base/small_vector.h"
 #include "core/tensor/dtype.h"
 
 namespace tessera::cuda {
@@ -31,19 +32,28 @@ Instance cast_instance(DType from, DType to);
 Instance copy_instance(int bytes);
 Instance where_instance(int bytes);
 
+/// How an op walks over operands of known layouts, wherever these are in memory.
+struct PointwiseWalks {
+  PointwiseShape shape{};
+  std::vector<WalkPiece> packs;  // none where the layouts do not allow packs
+  std::vector<WalkPiece> elements;
+};
+/// Operand 0 is the result. Where operands are is not looked at.
+PointwiseWalks pointwise_walks(PointwiseShape shape, std::span<const int64_t> extents,
+                               std::span<const Strided> operands);
+
 /// One launch of an instance: the entry's name behind the instance's, and its one parameter.
 struct PointwiseLaunch {
-  const char* entry;
+  bool packed = false;
   Geometry geometry;
   PointwiseCall call;
+  const char* entry() const { return packed ? "packs" : "elements"; }
 };
-/// Launches that compute `operands[0]` (the result) from the others over `extents`. An operand
-/// without data is the number whose bits are `values[k - 1]`. `report` may be null unless the op
-/// traps.
-std::vector<PointwiseLaunch> pointwise_launches(PointwiseShape shape,
-                                                std::span<const int64_t> extents,
-                                                std::span<const Strided> operands,
-                                                std::span<const unsigned long long> values,
-                                                Report* report);
+using PointwiseLaunches = SmallVector<PointwiseLaunch, 1>;
+/// Launches that compute `operands[0]` (the result) from the others, whose layouts are those that
+/// `walks` were made for: of packs, where addresses allow them. An operand without data is the
+/// number whose bits are `values[k - 1]`. `report` may be null unless the op traps.
+PointwiseLaunches pointwise_launches(const PointwiseWalks& walks, std::span<const Strided> operands,
+                                     std::span<const unsigned long long> values, Report* report);
 
 }  // namespace tessera::cuda

@@ -112,6 +112,15 @@ std::vector<WalkPiece> make_walks(std::span<const int64_t> extents,
   return pieces;
 }
 
+bool are_packs(const WalkPiece& piece, std::span<const Strided> operands, int width) {
+  for (size_t k = 0; k < operands.size(); ++k) {
+    const auto address = reinterpret_cast<uintptr_t>(operands[k].data);
+    const bool broadcast = piece.walk.stride[k][0] == 0;
+    if (!broadcast && address % uintptr_t(operands[k].bytes * width) != 0) return false;
+  }
+  return true;
+}
+
 int pack_width(std::span<const Strided> operands) {
   int bytes = 1;
   for (const Strided& o : operands) bytes = std::max(bytes, o.bytes);

@@ -43,6 +43,10 @@ struct WalkPiece {
 std::vector<WalkPiece> make_walks(std::span<const int64_t> extents,
                                   std::span<const Strided> operands, int width = 1);
 
+/// Whether the operands of a piece of packs of `width` elements, which was made without their
+/// addresses, lie at multiples of a pack.
+bool are_packs(const WalkPiece& piece, std::span<const Strided> operands, int width);
+
 /// Elements of a pack: 16 bytes of the widest operand.
 int pack_width(std::span<const Strided> operands);
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 
+#include "core/backend/cuda/kernels/pointwise.h"
 #include "core/backend/cuda/kernels/transpose.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/register.h"
@@ -32,7 +33,7 @@ uint64_t value_of(const Tensor& number, bool bits) {
 
 // A permuted dense operand gives a result of the same layout, so that nothing is read across its
 // grain.
-void plan_layout(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan&) {
+void plan_layout(std::span<const Tensor> in, std::span<Meta> out) {
   for (const Tensor& t : in) {
     if (t.shape() != out[0].shape) continue;
     if (t.is_contiguous()) return;
@@ -49,11 +50,24 @@ void plan_layout(const Primitive&, std::span<const Tensor> in, std::span<Meta> o
   }
 }
 
-void plan_in_place(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
-                   Plan& plan) {
-  plan.in_place = true;
-  plan_layout(prim, in, out, plan);
-}
+// What a call launches: kernels, and walks over operands of the layouts that it was planned for.
+struct PlannedWalk final : RefCounted {
+  PlannedWalk(const Instance& instance, PointwiseShape shape, std::span<const Tensor> in,
+              const Meta& out)
+      : packs(find_kernel(instance.name, "packs")),
+        elements(find_kernel(instance.name, "elements")) {
+    SmallVector<Strides, kWalkOperands> strides{out.strides};
+    for (const Tensor& t : in)
+      strides.push_back(broadcast_strides(t.shape(), t.strides(), out.shape));
+    SmallVector<Strided, kWalkOperands> layouts{{nullptr, int(size_of(out.dtype)), strides[0]}};
+    for (size_t k = 0; k < in.size(); ++k)
+      layouts.push_back({nullptr, int(size_of(in[k].dtype())), strides[k + 1]});
+    walks = pointwise_walks(shape, out.shape, {layouts.begin(), layouts.size()});
+  }
+
+  UntypedKernel &packs, &elements;
+  PointwiseWalks walks;
+};
 
 const PointwiseOp& op_of(OpId id) {
   static const std::vector<const PointwiseOp*> by_op = [] {
@@ -68,40 +82,69 @@ const PointwiseOp& op_of(OpId id) {
   return *by_op[id];
 }
 
-using TensorPointers = SmallVector<const Tensor*, kWalkOperands>;
-TensorPointers walked(std::span<const Tensor> in, const Tensor& out) {
-  TensorPointers tensors{&out};
-  for (const Tensor& t : in) tensors.push_back(&t);
-  return tensors;
+// Enqueues what was planned. Operands that are host numbers are read now and go by value: as bits
+// of the compute type, or as they lie in memory where `bits`.
+void run_planned(const PlannedWalk& plan, std::span<const Tensor> in, const Tensor& out, bool bits,
+                 Report* report, const Stream& stream) {
+  SmallVector<Strided, kWalkOperands> operands{{out.device_data(), int(size_of(out.dtype())), {}}};
+  unsigned long long values[kWalkOperands] = {};
+  for (size_t k = 0; k < in.size(); ++k) {
+    const bool by_value = in[k].device().is_cpu();
+    if (by_value) values[k] = value_of(in[k], bits);
+    operands.push_back({by_value ? nullptr : in[k].device_data(), int(size_of(in[k].dtype())), {}});
+  }
+  for (PointwiseLaunch& l :
+       pointwise_launches(plan.walks, {operands.begin(), operands.size()}, values, report)) {
+    void* parameters[] = {&l.call, nullptr};
+    (l.packed ? plan.packs : plan.elements).launch(l.geometry, stream, parameters);
+  }
 }
 
-void run_pointwise(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
-                   Workspace, const Stream& stream) {
+void plan_pointwise(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
+                    Plan& plan) {
+  plan.in_place = true;
+  plan_layout(in, out);
   const PointwiseOp& op = op_of(prim.id());
   const DType t = in[0].dtype();
-  run_walk(pointwise_instance(op, t), shape_of(op, t), walked(in, out[0]), false, nullptr, stream);
+  plan.state = make_ref<PlannedWalk>(pointwise_instance(op, t), shape_of(op, t), in, out[0]);
+}
+
+void run_pointwise(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
+                   Workspace w, const Stream& stream) {
+  run_planned(w.planned<PlannedWalk>(), in, out[0], false, nullptr, stream);
 }
 
 void run_trapping(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace w, const Stream& stream) {
-  const PointwiseOp& op = op_of(prim.id());
-  const DType t = in[0].dtype();
-  if (!is_integral(t)) return run_pointwise(prim, in, out, w, stream);
+  if (!is_integral(in[0].dtype())) return run_pointwise(prim, in, out, w, stream);
   const RefusalWord refused(stream, {prim.name(), "{0}: integer division by zero at element {2}"});
-  run_walk(pointwise_instance(op, t), shape_of(op, t), walked(in, out[0]), false, refused.data(),
-           stream);
+  run_planned(w.planned<PlannedWalk>(), in, out[0], false, refused.data(), stream);
   refused.launched();
 }
 
-void run_cast(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
-              const Stream& stream) {
-  convert(in[0], out[0], stream);
+// A copy, or a cast where the dtypes differ.
+Ref<PlannedWalk> planned_conversion(const Tensor& in, const Meta& out) {
+  const int bytes = int(size_of(in.dtype()));
+  if (in.dtype() == out.dtype)
+    return make_ref<PlannedWalk>(copy_instance(bytes), shape_of_copy(bytes), std::span(&in, 1),
+                                 out);
+  return make_ref<PlannedWalk>(cast_instance(in.dtype(), out.dtype),
+                               shape_of_cast(in.dtype(), out.dtype), std::span(&in, 1), out);
 }
 
-void run_where(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
-               const Stream& stream) {
+void plan_cast(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
+  plan_layout(in, out);
+  plan.state = planned_conversion(in[0], out[0]);
+}
+
+void plan_where(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
   const int bytes = int(size_of(in[1].dtype()));
-  run_walk(where_instance(bytes), shape_of_copy(bytes), walked(in, out[0]), true, nullptr, stream);
+  plan.state = make_ref<PlannedWalk>(where_instance(bytes), shape_of_copy(bytes), in, out[0]);
+}
+
+void run_where(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
+               Workspace w, const Stream& stream) {
+  run_planned(w.planned<PlannedWalk>(), in, out[0], true, nullptr, stream);
 }
 
 // Copies by tiles; false where that is no way for this copy.
@@ -117,58 +160,47 @@ bool transposed(const Tensor& in, const Tensor& out, const Stream& stream) {
   return !launches.empty();
 }
 
-}  // namespace
-
-void run_walk(const Instance& instance, PointwiseShape shape,
-              std::span<const Tensor* const> tensors, bool bits, Report* report,
-              const Stream& stream) {
-  const Tensor& out = *tensors[0];
-  SmallVector<Strides, kWalkOperands> strides;
-  SmallVector<Strided, kWalkOperands> operands;
-  SmallVector<unsigned long long, kWalkOperands> values;
-  for (const Tensor* t : tensors)
-    strides.push_back(broadcast_strides(t->shape(), t->strides(), out.shape()));
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Tensor& t = *tensors[i];
-    const bool by_value = i > 0 && t.device().is_cpu();
-    if (i > 0) values.push_back(by_value ? value_of(t, bits) : 0);
-    operands.push_back({by_value ? nullptr : t.device_data(), int(size_of(t.dtype())), strides[i]});
-  }
-  for (const PointwiseLaunch& l : pointwise_launches(
-           shape, out.shape(), std::span<const Strided>(operands.begin(), operands.size()),
-           std::span<const unsigned long long>(values.begin(), values.size()), report))
-    launch(instance.name, l.entry, l.geometry, stream, l.call);
+void run_conversion(const PlannedWalk& plan, const Tensor& in, const Tensor& out,
+                    const Stream& stream) {
+  if (transposed(in, out, stream)) return;
+  run_planned(plan, {&in, 1}, out, in.dtype() == out.dtype(), nullptr, stream);
 }
+
+void run_cast(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
+              Workspace w, const Stream& stream) {
+  run_conversion(w.planned<PlannedWalk>(), in[0], out[0], stream);
+}
+
+// Copies are also made without a plan (core/dispatch/copy.h).
+void run_copy(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
+              const Stream& stream) {
+  convert(in[0], out[0], stream);
+}
+
+}  // namespace
 
 void fill(const Tensor& out, Scalar value, const Stream& stream) {
   const Tensor number = empty({}, out.dtype());
   write_scalar(number.raw(), number.dtype(), value);
-  const int bytes = int(size_of(number.dtype()));
-  const Tensor* tensors[] = {&out, &number};
-  run_walk(copy_instance(bytes), shape_of_copy(bytes), tensors, true, nullptr, stream);
+  run_planned(*planned_conversion(number, out.meta()), {&number, 1}, out, true, nullptr, stream);
 }
 
 void convert(const Tensor& in, const Tensor& out, const Stream& stream) {
-  const Tensor* tensors[] = {&out, &in};
-  const int bytes = int(size_of(in.dtype()));
-  if (transposed(in, out, stream)) return;
-  if (in.dtype() == out.dtype())
-    run_walk(copy_instance(bytes), shape_of_copy(bytes), tensors, true, nullptr, stream);
-  else
-    run_walk(cast_instance(in.dtype(), out.dtype()), shape_of_cast(in.dtype(), out.dtype()),
-             tensors, false, nullptr, stream);
+  run_conversion(*planned_conversion(in, out.meta()), in, out, stream);
 }
 
 void register_pointwise(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   for (const PointwiseOp& op : pointwise_ops())
     table.add(cuda, op.name,
-              {.plan = plan_in_place,
+              {.plan = plan_pointwise,
                .run = op.traps ? run_trapping : run_pointwise,
+               .keeps_plan = true,
                .host_scalars = true});
-  table.add(cuda, "cast", {.plan = plan_layout, .run = run_cast});
-  table.add(cuda, "copy", {.run = run_cast});
-  table.add(cuda, "where", {.run = run_where, .host_scalars = true});
+  table.add(cuda, "cast", {.plan = plan_cast, .run = run_cast, .keeps_plan = true});
+  table.add(cuda, "copy", {.run = run_copy});
+  table.add(cuda, "where",
+            {.plan = plan_where, .run = run_where, .keeps_plan = true, .host_scalars = true});
 }
 
 }  // namespace tessera::cuda

@@ -1,5 +1,6 @@
 // Pools and their gradients, at the operands' strides.
 #include "core/backend/cuda/kernels/scan.h"
+#include "core/backend/cuda/kernels/walk.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/ops/windows.h"
