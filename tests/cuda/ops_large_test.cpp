@@ -162,6 +162,13 @@ TEST_F(CudaLargeOps, LongRecurrences) {
                 {values(s, t), values(s, t, 2)}, tolerance(t), 2);
 }
 
+// Lines that warps scan; gradients are scans from the end.
+TEST_F(CudaLargeOps, SumsOfManyLines) {
+  for (DType t : {kF32, kBF16})
+    for (const Shape& s : {Shape{1026, 516}, Shape{1030, 517}})
+      compare([=](const List& in) { return cumsum(in[0], 1); }, {values(s, t)}, tolerance(t), 1);
+}
+
 TEST_F(CudaLargeOps, StructuresThatAreNone) {
   const Device card = device_of(0);
   const Tensor x = ones({5, 2}, {kF32, card});
