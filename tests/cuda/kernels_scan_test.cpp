@@ -1,6 +1,7 @@
 // scan.cu and pool.cu against plain loops.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -43,9 +44,9 @@ TEST_F(Scan, LinesAndBlocks) {
     const auto terms = numbers(size, 2);
     Array<float> in(x), other(terms), out(size);
     Array<long> at(size);
-    ScanCall call{in.get(),          other.get(),   out.get(),         at.get(),
-                  unsigned(c.outer), unsigned(c.n), unsigned(c.inner), c.reverse};
-    const ScanLaunch l = scan_launch(c.outer * c.inner, c.n);
+    ScanCall call{in.get(),      other.get(),       out.get(), at.get(), unsigned(c.outer),
+                  unsigned(c.n), unsigned(c.inner), c.reverse, false};
+    const ScanLaunch l = scan_launch("cumsum", kF32, call);
     auto run = [&](const char* op) {
       d().launch(d().function(text, std::string(op) + "_f32_" + l.entry), l.geometry, call);
       return out.read();
@@ -93,6 +94,50 @@ TEST_F(Scan, LinesAndBlocks) {
     });
     for (size_t i = 0; i < size; ++i) ASSERT_NEAR(logs[i], std::log(total[i]), 2e-5) << i;
   }
+}
+
+// Many lines, by a warp each: sums that are rounded, in the order of blocks.
+TEST_F(Scan, WarpsHaveTheBitsOfBlocks) {
+  KernelText text{"scan", {}};
+  for (DType t : {kF32, kBF16, kF16})
+    for (const char* op : {"cumsum", "cumprod"}) text.instances.push_back(scan_instance(op, t));
+  struct Case {
+    unsigned n, shift;
+    bool packs;
+  };
+  for (DType t : {kF32, kBF16, kF16})
+    for (const std::string op : {"cumsum", "cumprod"})
+      for (const Case& k : {Case{1024, 0, true}, Case{516, 0, true}, Case{2500, 0, true},
+                            Case{517, 0, false}, Case{1030, 0, false}, Case{516, 1, false}})
+        for (const bool reverse : {false, true}) {
+          const unsigned lines = 11;
+          const size_t bytes = size_of(t), size = size_t(lines) * k.n * bytes;
+          std::mt19937 random(k.n);
+          std::vector<uint16_t> x((size + bytes) / 2 + 8);
+          // Numbers of either sign about 1: the upper half of an f32, or one of 16 bits.
+          const unsigned one = t == kF16 ? 0x3b80 : 0x3f70;
+          for (size_t i = 0; i < x.size(); ++i)
+            x[i] = uint16_t(t != kF32 || i % 2 ? one + random() % 33 + random() % 2 * 0x8000
+                                               : random());
+          Array<uint16_t> in(x);
+          ScanCall c{};
+          c.in = reinterpret_cast<char*>(in.get()) + k.shift * bytes;
+          c.n = k.n, c.inner = 1, c.reverse = reverse;
+          auto run = [&](const char* entry, unsigned of_block) {
+            Array<unsigned char> out(size + 2 * bytes);
+            out.fill(0xab);
+            c.out = out.get() + k.shift * bytes;
+            c.outer = of_block == 1 ? lines : 1024;  // as many as warps are for
+            ScanLaunch l = scan_launch(op, t, c);
+            EXPECT_STREQ(l.entry, entry);
+            c.outer = lines, l.geometry.grid[0] = (lines + of_block - 1) / of_block;
+            d().launch(d().function(text, scan_instance(op, t).name + "_" + entry), l.geometry, c);
+            return out.read();
+          };
+          EXPECT_EQ(run("warps", 8), run("blocks", 1))
+              << op << ' ' << name_of(t) << ' ' << k.n << ' ' << reverse;
+          EXPECT_EQ(bool(c.packs), k.packs);
+        }
 }
 
 // Images [2, 3, 7, 6], channels first; windows of 3 x 2, stride 2, padding 1, 2 apart in one dim.

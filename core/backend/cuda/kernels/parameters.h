@@ -267,13 +267,14 @@ struct AttentionCall {
 // ---- scan.cu ----
 
 /// Lines [outer, n, inner], dense. `other` holds the terms of a linear recurrence, `in` its
-/// factors; `positions` is written by cummax and cummin only.
+/// factors; `positions` is written by cummax and cummin only. `warps` asks for inner = 1; with
+/// `packs` it moves four elements at once, of which lines consist and which are aligned.
 struct ScanCall {
   const void *in, *other;
   void* out;
   long* positions;
   unsigned outer, n, inner;
-  int reverse;
+  int reverse, packs;
 };
 
 // ---- pool.cu ----

@@ -10,11 +10,18 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int64_t kShort = 512;      // lines up to which a thread scans alone
-constexpr int64_t kNormPiece = 256;  // rows of batch-norm that a block has
+constexpr int64_t kShort = 512;       // lines up to which a thread scans alone
+constexpr int64_t kManyLines = 1024;  // lines that keep a card busy by a warp each
+constexpr int64_t kItems = 4;         // that a thread has of a tile
+constexpr int64_t kNormPiece = 256;   // rows of batch-norm that a block has
 
 Instance by_type(const char* family, DType t) {
   return {fmt::format("{}_{}", family, name_of(t)), {{"T", std::string(element_type(name_of(t)))}}};
+}
+
+// As kHeldByWarp of scan.cu.
+bool held_by_warp(std::string_view op, DType t) {
+  return (op == "cumsum" || op == "cumprod") && is_floating(t) && t != kF64;
 }
 
 }  // namespace
@@ -31,11 +38,20 @@ Instance scan_instance(std::string_view op, DType dtype) {
   throw BugError(fmt::format("kernels: no scan {}", op));
 }
 
-ScanLaunch scan_launch(int64_t lines, int64_t n) {
+ScanLaunch scan_launch(std::string_view op, DType dtype, ScanCall& call) {
+  const int64_t lines = int64_t(call.outer) * call.inner, n = call.n;
   TESSERA_ASSERT(lines < int64_t(1) << 31 && n < int64_t(1) << 31,
                  "kernels: a scan of {} lines of {}", lines, n);
-  if (n <= kShort) return {"lines", {{unsigned((lines + 255) / 256), 1, 1}, {256, 1, 1}, 0}};
-  return {"blocks", {{unsigned(lines), 1, 1}, {256, 1, 1}, 0}};
+  const auto in_blocks = [](int64_t count) {
+    return Geometry{{unsigned(count), 1, 1}, {256, 1, 1}, 0};
+  };
+  if (n <= kShort) return {"lines", in_blocks((lines + 255) / 256)};
+  if (lines < kManyLines || call.inner != 1 || !held_by_warp(op, dtype))
+    return {"blocks", in_blocks(lines)};
+  const auto bytes = uintptr_t(kItems) * size_of(dtype);
+  call.packs = n % kItems == 0 && reinterpret_cast<uintptr_t>(call.in) % bytes == 0 &&
+               reinterpret_cast<uintptr_t>(call.out) % bytes == 0;
+  return {"warps", in_blocks((lines + 7) / 8)};
 }
 
 Instance pool_instance(DType dtype) { return by_type("pool", dtype); }

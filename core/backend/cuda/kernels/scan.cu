@@ -1,15 +1,21 @@
 // Scans of lines [outer, n, inner] along n: cumsum, cumprod, logcumsumexp, cummax and cummin with
 // positions, and the linear recurrence y = a y + b. `lines` gives each line to a thread, in the
-// order of the CPU; `blocks` cuts long lines into tiles of 1,024 that a block scans with a carry.
+// order of the CPU; `blocks` cuts long lines into tiles of 1,024 that a block scans with a carry;
+// `warps` gives a warp each of many lines that lie one after another, in the order of `blocks`.
 // After math.h and device.h. Invariant: joins are associative but need not commute, so the left
 // operand is always the earlier part; their order follows from n alone.
 namespace tessera::device {
 
 inline constexpr unsigned kScanThreads = 256, kScanItems = 4;
 
+/// Whether a warp may hold a tile of such states, whose joins are short.
+template <class Op>
+inline constexpr bool kHeldByWarp = false;
+
 /// Joins of one number.
 template <class T, class Op>
 struct ScanJoin {
+  using Element = T;
   using C = Compute<T>;
   struct State {
     C value;
@@ -25,6 +31,19 @@ struct ScanJoin {
     static_cast<T*>(c.out)[at] = Narrow<T>::from(s.value);
   }
 };
+template <>
+inline constexpr bool kHeldByWarp<ScanJoin<float, Sum>> = true;
+template <>
+inline constexpr bool kHeldByWarp<ScanJoin<BF16, Sum>> = true;
+template <>
+inline constexpr bool kHeldByWarp<ScanJoin<F16, Sum>> = true;
+template <>
+inline constexpr bool kHeldByWarp<ScanJoin<float, Prod>> = true;
+template <>
+inline constexpr bool kHeldByWarp<ScanJoin<BF16, Prod>> = true;
+template <>
+inline constexpr bool kHeldByWarp<ScanJoin<F16, Prod>> = true;
+
 /// log(exp(a) + exp(b)).
 struct LogSum {
   template <class C>
@@ -161,8 +180,114 @@ TESSERA_FN void scan_blocks(const ScanCall& c) {
   }
 }
 
+/// The steps from `first` on that a thread has, in the order of memory where they are read and
+/// written in packs, else in that of the scan.
+template <class T>
+using ScanPack = Pack<T, int(kScanItems)>;
+template <bool kPacks, class T>
+TESSERA_FN ScanPack<T> read_items(const ScanCall& c, const T* line, unsigned first) {
+  ScanPack<T> x = {};
+  if constexpr (kPacks) {
+    if (first < c.n)
+      x = load<int(kScanItems)>(line + (c.reverse ? c.n - kScanItems - first : first));
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < kScanItems; ++j)
+      if (first + j < c.n) x.of[j] = line[c.reverse ? c.n - 1 - first - j : first + j];
+  }
+  return x;
+}
+template <bool kPacks, class T>
+TESSERA_FN void write_items(const ScanCall& c, T* line, unsigned first, const ScanPack<T>& x) {
+  if constexpr (kPacks) {
+    if (first < c.n)
+      store<T, int(kScanItems)>(line + (c.reverse ? c.n - kScanItems - first : first), x);
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < kScanItems; ++j)
+      if (first + j < c.n) line[c.reverse ? c.n - 1 - first - j : first + j] = x.of[j];
+  }
+}
+/// From the order of memory to that of the scan, or back.
+template <bool kPacks, class T>
+TESSERA_FN ScanPack<T> in_order(const ScanCall& c, const ScanPack<T>& x) {
+  ScanPack<T> y = x;
+  if constexpr (kPacks)
+    if (c.reverse) {
+#pragma unroll
+      for (unsigned j = 0; j < kScanItems; ++j) y.of[j] = x.of[kScanItems - 1 - j];
+    }
+  return y;
+}
+
+/// The scan of what a warp of a block has, after `carry`, to which it is added; `any`: there is
+/// something before. Of the items `have` are there.
+template <class Op, class T, class State>
+TESSERA_FN ScanPack<T> scan_items(const ScanPack<T>& x, unsigned have, bool any, State& carry) {
+  const unsigned lane = threadIdx.x % kWarp;
+  State own[kScanItems];
+  own[0] = {widen(x.of[0])};
+#pragma unroll
+  for (unsigned j = 1; j < kScanItems; ++j) own[j] = Op::join(own[j - 1], {widen(x.of[j])});
+  State sum = own[0];
+#pragma unroll
+  for (unsigned j = 1; j < kScanItems; ++j)
+    if (j < have) sum = own[j];
+#pragma unroll
+  for (unsigned lanes = 1; lanes < kWarp; lanes *= 2) {
+    const State below = Op::from_below(sum, lanes);
+    if (lane >= lanes) sum = have ? Op::join(below, sum) : below;
+  }
+  const State left = Op::from_below(sum, 1);
+  State before = carry;
+  if (lane > 0) before = any ? Op::join(carry, left) : left;
+  ScanPack<T> y;
+#pragma unroll
+  for (unsigned j = 0; j < kScanItems; ++j)
+    y.of[j] = Narrow<T>::from((any || lane > 0 ? Op::join(before, own[j]) : own[j]).value);
+  const State last = {__shfl_sync(kAllLanes, sum.value, kWarp - 1)};
+  carry = any ? Op::join(carry, last) : last;
+  return y;
+}
+
+/// A warp takes what the warps of a block have one after the other, and reads all of it first.
+template <class Op, bool kPacks>
+TESSERA_FN void scan_line(const ScanCall& c, unsigned number) {
+  using T = typename Op::Element;
+  constexpr unsigned kWarps = kScanThreads / kWarp, kOfWarp = kWarp * kScanItems;
+  const T* in = static_cast<const T*>(c.in) + static_cast<long>(number) * c.n;
+  T* out = static_cast<T*>(c.out) + static_cast<long>(number) * c.n;
+  typename Op::State carry = {};
+  for (unsigned begin = 0; begin < c.n; begin += kWarps * kOfWarp) {
+    const unsigned own = begin + threadIdx.x % kWarp * kScanItems;
+    ScanPack<T> x[kWarps];
+#pragma unroll
+    for (unsigned w = 0; w < kWarps; ++w) x[w] = read_items<kPacks>(c, in, own + w * kOfWarp);
+#pragma unroll
+    for (unsigned w = 0; w < kWarps; ++w) {
+      const unsigned first = own + w * kOfWarp;
+      const unsigned have = first >= c.n ? 0 : min(kScanItems, c.n - first);
+      const ScanPack<T> y =
+          scan_items<Op>(in_order<kPacks>(c, x[w]), have, begin > 0 || w > 0, carry);
+      write_items<kPacks>(c, out, first, in_order<kPacks>(c, y));
+    }
+  }
+}
+template <class Op>
+TESSERA_FN void scan_warps(const ScanCall& c) {
+  if constexpr (kHeldByWarp<Op>) {
+    const unsigned number = (blockIdx.x * kScanThreads + threadIdx.x) / kWarp;
+    if (number >= c.outer) return;
+    if (c.packs)
+      scan_line<Op, true>(c, number);
+    else
+      scan_line<Op, false>(c, number);
+  }
+}
+
 }  // namespace tessera::device
 
 // instances: SCAN
+KERNEL(warps, ScanCall, 256, 2) { scan_warps<SCAN>(c); }
 KERNEL(lines, ScanCall, 256) { scan_lines<SCAN>(c); }
 KERNEL(blocks, ScanCall, 256) { scan_blocks<SCAN>(c); }

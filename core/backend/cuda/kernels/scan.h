@@ -11,12 +11,13 @@ namespace tessera::cuda {
 
 /// op: cumsum, cumprod, cummax, cummin; logcumsumexp and linear_scan of floats.
 Instance scan_instance(std::string_view op, DType dtype);
-/// The entry that scans lines of n elements, lines or blocks, and its geometry.
+/// The entry that scans lines, which are lines, blocks or warps, and its geometry.
 struct ScanLaunch {
   const char* entry;
   Geometry geometry;
 };
-ScanLaunch scan_launch(int64_t lines, int64_t n);
+/// Sets `packs` of the call, whose results have the same bits by blocks and by warps.
+ScanLaunch scan_launch(std::string_view op, DType dtype, ScanCall& call);
 
 /// Entries max_pool, max_pool_grad, avg_pool, avg_pool_grad.
 Instance pool_instance(DType dtype);

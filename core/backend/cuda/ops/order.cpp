@@ -40,7 +40,7 @@ void scan(const Primitive& p, const Tensor& x, const void* other, const Tensor& 
   c.out = out.device_data(), c.positions = static_cast<long*>(positions);
   c.outer = unsigned(a.outer), c.n = unsigned(a.n), c.inner = unsigned(a.inner),
   c.reverse = reverse;
-  const ScanLaunch l = scan_launch(a.outer * a.inner, a.n);
+  const ScanLaunch l = scan_launch(p.name(), x.dtype(), c);
   launch(scan_instance(p.name(), x.dtype()).name, l.entry, l.geometry, stream, c);
 }
 
