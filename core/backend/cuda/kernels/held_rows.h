@@ -46,6 +46,19 @@ TESSERA_FN float at(const Row<T, kItems, true>& r, int j, unsigned) {
   return widen_half(r.words[j / 2], j % 2, T());
 }
 
+/// Reads a pack into items j, j + 1, .. of a row.
+template <int kWidth, class T, int kItems, bool kWords>
+TESSERA_FN void read_pack(Row<T, kItems, kWords>& row, int j, const T* from) {
+  if constexpr (kWords) {
+    const auto p = load<kWidth / 2>(reinterpret_cast<const unsigned*>(from));
+#pragma unroll
+    for (int l = 0; l < kWidth / 2; ++l) row.words[j / 2 + l] = p.of[l];
+  } else {
+    const auto p = load<kWidth>(from);
+#pragma unroll
+    for (int l = 0; l < kWidth; ++l) row.x[j + l] = p.of[l];
+  }
+}
 template <class T, int kThreads, int kItems>
 TESSERA_FN void read(Row<T, kItems, false>& row, const Columns<T, kThreads, kItems, false>& c,
                      const T* from) {
@@ -59,17 +72,7 @@ TESSERA_FN void read(Row<T, kItems, kWords>& row, const Columns<T, kThreads, kIt
   constexpr int kWidth = Columns<T, kThreads, kItems, true>::kWidth;
 #pragma unroll
   for (int j = 0; j < kItems; j += kWidth)
-    if (const unsigned k = column(c, j); k < c.n) {
-      if constexpr (kWords) {
-        const auto p = load<kWidth / 2>(reinterpret_cast<const unsigned*>(from + k));
-#pragma unroll
-        for (int l = 0; l < kWidth / 2; ++l) row.words[j / 2 + l] = p.of[l];
-      } else {
-        const auto p = load<kWidth>(from + k);
-#pragma unroll
-        for (int l = 0; l < kWidth; ++l) row.x[j + l] = p.of[l];
-      }
-    }
+    if (const unsigned k = column(c, j); k < c.n) read_pack<kWidth>(row, j, from + k);
 }
 /// A row of ones.
 template <class T, int kItems>
@@ -261,6 +264,14 @@ TESSERA_FN float exp_to_zero(float x) {
   return fn::fma(p, scale, scale);
 }
 TESSERA_FN double exp_to_zero(double x) { return fn::exp(x); }
+/// The same for rows of T: near enough for 16-bit floats, by a fifth of the instructions.
+template <class T>
+TESSERA_FN Compute<T> exp_in_row(Compute<T> x) {
+  if constexpr (sizeof(T) == 2)
+    return about_exp2(x * 1.44269502f);
+  else
+    return exp_to_zero(x);
+}
 
 /// The maximum of a row but for NaN, and the sum of exp(x - top), which is NaN where an x is. A row
 /// in registers keeps its exponentials.
@@ -278,7 +289,7 @@ TESSERA_FN Exponentials<H> exponentials(const typename H::Cols& c, const typenam
   each(c, [&](int j, unsigned k) { e.top = Top::join(e.top, at(x, j, k)); });
   e.top = join<Top, H>(e.top);
   e.total = sum<H>(c, [&](int j, unsigned k) {
-    const C value = exp_to_zero(at(x, j, k) - e.top);
+    const C value = exp_in_row<typename H::Element>(at(x, j, k) - e.top);
     if constexpr (H::kItems != 0) e.of[j] = value;
     return value;
   });
@@ -289,7 +300,7 @@ TESSERA_FN typename H::C at(const Exponentials<H>& e, int j, unsigned k) {
   if constexpr (H::kItems != 0)
     return e.of[j];
   else
-    return exp_to_zero(at(e.x, j, k) - e.top);
+    return exp_in_row<typename H::Element>(at(e.x, j, k) - e.top);
 }
 
 /// Calls f(row, n) for this thread's row of n columns. All threads of a warp call it: those whose

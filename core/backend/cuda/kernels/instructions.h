@@ -1,9 +1,10 @@
-// The only inline PTX: maxima that keep NaN, pairs of floats rounded to 16 bits, asynchronous
-// copies into shared memory, and small tiles of it read into the lanes of a warp and multiplied by
-// the matrix units. Printed before device.h; includes nothing. The twin below does the same with
-// plain C++ and shuffles for compilers that do not make GPU code (the virtual GPU). Invariant: both
-// forms take and give the same numbers in the same lanes; only the bits of NaN and the rounding of
-// sums inside one product of tiles may differ.
+// The only inline PTX: powers of two by the unit for them, maxima that keep NaN, pairs of floats
+// rounded to 16 bits, asynchronous copies into shared memory, and small tiles of it read into the
+// lanes of a warp and multiplied by the matrix units. Printed before device.h; includes nothing.
+// The twin below does the same with plain C++ and shuffles for compilers that do not make GPU code
+// (the virtual GPU). Invariant: both forms take and give the same numbers in the same lanes; only
+// the bits of NaN, the last bits of powers, and the rounding of sums inside one product of tiles
+// may differ.
 namespace tessera::device {
 
 /// A lane's part of a product of tiles D [16, 8] = A [16, 16] B [16, 8] + C, where A and B hold
@@ -29,6 +30,12 @@ struct FragmentTile {
 
 #ifdef __CUDACC_VER_MAJOR__
 
+/// 2^x within 2^-22 of it; 0 below 2^-126.
+TESSERA_FN float about_exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
 /// The greater of two numbers; NaN where one of them is.
 TESSERA_FN float max_or_nan(float a, float b) {
   float most;
@@ -102,6 +109,7 @@ TESSERA_FN void wait_copies() {
 
 #else  // the twin
 
+TESSERA_FN float about_exp2(float x) { return x < -126.0f ? 0.0f : ::exp2f(x); }
 TESSERA_FN float max_or_nan(float a, float b) { return (a > b) | (a != a) ? a : b; }
 
 TESSERA_FN unsigned narrow_pair(float low, float high, fn::BF16) {

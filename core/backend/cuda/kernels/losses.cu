@@ -59,9 +59,7 @@ inline constexpr int kBatch = 4;
 
 /// Packs of a row that a thread reads before it uses the first of them.
 template <class T, int kWidth>
-struct Batch {
-  Pack<T, kWidth> of[kBatch];
-};
+using Batch = Row<T, kBatch * kWidth, kInWords<T, (kWidth > 1)>>;
 template <class H, int kWidth>
 TESSERA_FN unsigned batches_of(unsigned n) {
   constexpr unsigned kColumns = kBatch * H::kThreads * kWidth;
@@ -78,7 +76,8 @@ TESSERA_FN void each_pack(unsigned batch, unsigned n, F f) {
 template <class H, int kWidth>
 TESSERA_FN void read_batch(Batch<typename H::Element, kWidth>& x, const typename H::Element* in,
                            unsigned batch, unsigned n) {
-  each_pack<H, kWidth>(batch, n, [&](int b, unsigned k) { x.of[b] = load<kWidth>(in + k); });
+  each_pack<H, kWidth>(batch, n,
+                       [&](int b, unsigned k) { read_pack<kWidth>(x, b * kWidth, in + k); });
 }
 
 /// The maximum of some numbers but for NaN, and the sum of exp(x - top).
@@ -98,13 +97,14 @@ TESSERA_FN void add_batch(TopAndTotal<typename H::C>& t,
   C top = t.top;
   each_pack<H, kWidth>(batch, n, [&](int b, unsigned) {
 #pragma unroll
-    for (int l = 0; l < kWidth; ++l) top = Top::join(top, widen(x.of[b].of[l]));
+    for (int l = 0; l < kWidth; ++l) top = Top::join(top, at(x, b * kWidth + l, 0));
   });
   const C base = base_of(top);
-  t.total *= exp_to_zero(t.top - base), t.top = top;
+  t.total *= exp_in_row<typename H::Element>(t.top - base), t.top = top;
   each_pack<H, kWidth>(batch, n, [&](int b, unsigned) {
 #pragma unroll
-    for (int l = 0; l < kWidth; ++l) t.total += exp_to_zero(widen(x.of[b].of[l]) - base);
+    for (int l = 0; l < kWidth; ++l)
+      t.total += exp_in_row<typename H::Element>(at(x, b * kWidth + l, 0) - base);
   });
 }
 /// Of a whole row, which is read once.
@@ -118,7 +118,8 @@ TESSERA_FN TopAndTotal<typename H::C> top_and_total(const typename H::Element* i
     add_batch<H, kWidth>(own, x, i, n);
   }
   const C top = join<Top, H>(own.top);
-  const C total = own.total == C(0) ? C(0) : own.total * exp_to_zero(own.top - top);
+  const C total =
+      own.total == C(0) ? C(0) : own.total * exp_in_row<typename H::Element>(own.top - top);
   return {top, join<Sum, H>(total)};
 }
 
@@ -133,16 +134,16 @@ TESSERA_FN void long_row(const LossCall& c, long row, unsigned target) {
   if (!c.grad) return;
   T* grad = static_cast<T*>(c.grad) + row * c.n;
   const C scale = *static_cast<const C*>(c.scale), factor = scale / total, base = top;
-  auto share = [&](T x) { return exp_to_zero(widen(x) - base) * factor; };
+  auto share = [&](C x) { return exp_in_row<T>(x - base) * factor; };
   for (unsigned i = batches_of<H, kWidth>(c.n); i-- > 0;) {
     Batch<T, kWidth> x;
     read_batch<H, kWidth>(x, in, i, c.n);
     each_pack<H, kWidth>(i, c.n, [&](int b, unsigned k) {
-      store_pack<kWidth>(grad + k, [&](int l) { return share(x.of[b].of[l]); });
+      store_pack<kWidth>(grad + k, [&](int l) { return share(at(x, b * kWidth + l, 0)); });
     });
   }
   if (target / kWidth % H::kThreads == threadIdx.x)  // the thread that wrote this column
-    grad[target] = Narrow<T>::from(share(in[target]) - scale);
+    grad[target] = Narrow<T>::from(share(widen(in[target])) - scale);
 }
 
 // ---- rows ----

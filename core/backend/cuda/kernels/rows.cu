@@ -38,7 +38,7 @@ TESSERA_FN void softmax_grad(const RowsCall& c) {
         cols, [&](int j, unsigned k) { return kLog ? at(g, j, k) : at(g, j, k) * at(y, j, k); });
     write(cols, static_cast<T*>(c.out) + row * c.n, [&](int j, unsigned k) {
       if constexpr (kLog)
-        return at(g, j, k) - fn::exp(at(y, j, k)) * total;
+        return at(g, j, k) - exp_in_row<T>(at(y, j, k)) * total;
       else
         return at(y, j, k) * (at(g, j, k) - total);
     });
