@@ -135,7 +135,7 @@ NOT_LIMITS = {
     "core/backend/cuda/kernels/pointwise.cpp": "kCheap kSteps",
     "core/backend/cuda/kernels/random.h": "kUpdatePiece",
     "core/backend/cuda/kernels/reduce.cpp": "kRowPiece kColumnPiece kWarpRow kMaxPieces",
-    "core/backend/cuda/kernels/rows.cpp": "kSumRows kGradRows kResident",
+    "core/backend/cuda/kernels/rows.cpp": "kSumRows kGradRows kGradThreads kProcessors",
     "core/backend/cuda/kernels/scan.cpp": "kShort kNormPiece",
     "core/backend/cuda/kernels/walk.cpp": "kCountable",
     "core/backend/cuda/launch.h": "kRemembered",
