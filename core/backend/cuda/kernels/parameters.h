@@ -86,9 +86,10 @@ struct RowsCall {
 
 // ---- losses.cu ----
 
-/// Rows of n logits `in`, dense, and a class each. terms [rows] and scale (one element) are of the
-/// compute type; `grad` [rows, n] may be null; loss is one element. Rows whose target is `ignored`
-/// count as 0; other targets outside of [0, n) are reported.
+/// Rows of n logits `in`, dense, and a class each. terms [rows] and scale (one element, which
+/// gradients alone need) are of the compute type; `grad` [rows, n] may be null; loss is one
+/// element. Rows whose target is `ignored` count as 0; other targets outside of [0, n) are
+/// reported.
 struct LossCall {
   const void* in;
   const long* targets;
