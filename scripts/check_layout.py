@@ -136,7 +136,7 @@ NOT_LIMITS = {
     "core/backend/cuda/kernels/random.cpp": "kPacksOfThread",
     "core/backend/cuda/kernels/random.h": "kUpdatePiece",
     "core/backend/cuda/kernels/reduce.cpp": "kRowPiece kColumnPiece kWarpRow kMaxPieces",
-    "core/backend/cuda/kernels/rows.cpp": "kSumRows",
+    "core/backend/cuda/kernels/rows.cpp": "kSumRows kGradRows kGradThreads kProcessors",
     "core/backend/cuda/kernels/scan.cpp": "kShort kManyLines kItems kNormPiece",
     "core/backend/cuda/kernels/transpose.cpp": "kShortest kCountable",
     "core/backend/cuda/kernels/walk.cpp": "kCountable",

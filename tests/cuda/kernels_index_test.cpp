@@ -250,5 +250,57 @@ TEST_F(Indexing, SumsOfWhatAnIndexBringsTogether) {
   EXPECT_EQ(report.read()[0], 0u);
 }
 
+// Rows of three packs, of which the first and the last segment have the ends of the index; what was
+// there before counts where it is not fresh.
+template <class T>
+void check_segment_packs(DType t, bool fresh) {
+  Device& d = *Device::get();
+  const size_t n = 301, rows = 20, pack = 16 / sizeof(T), inner = 3 * pack;
+  std::vector<long> ids(n);
+  for (size_t i = 0; i < n; ++i) ids[i] = long(i * i + i / 7) % long(rows + 2);
+  const auto [keys, order] = sorted(kI64, false, ids, 1, int64_t(n), 1, int64_t(n));
+  std::vector<int> places(order.begin(), order.end());
+  std::vector<T> g(n * inner), before(rows * inner);
+  for (size_t i = 0; i < g.size(); ++i) g[i] = T(long(i * 31 % 17) - 8);
+  for (size_t i = 0; i < before.size(); ++i) before[i] = T(fresh ? 0 : long(i % 5));
+  const KernelText text{"segments", {segments_instance("sum", t, t)}};
+  Array<T> in(g), out(before);
+  Array<long> dk(keys);
+  Array<int> dp(places);
+  Array<Report> report(1);
+  report.fill(0);
+  const void* addresses[] = {in.get(), out.get()};
+  ASSERT_EQ(segment_pack(t, t, int64_t(inner), addresses), int(pack));
+  ASSERT_EQ(segment_pack(t, t, int64_t(inner) + 1, addresses), 1);
+  addresses[1] = out.get() + 1;
+  ASSERT_EQ(segment_pack(t, t, int64_t(inner), addresses), 1);
+  SegmentCall c{};
+  c.in = in.get(), c.out = out.get(), c.keys = dk.get(), c.order = dp.get();
+  c.report = report.get(), c.begin = 1, c.rows = long(rows), c.extent = long(rows) + 2;
+  c.ignored = 4, c.fresh = fresh;
+  c.inner = make_divisor(3), c.n = make_divisor(n), c.count = unsigned(n * 3);
+  const std::string name = text.instances[0].name + "_segment_packs";
+  d.launch(d.function(text, name), cover(c.count, 256), c);
+  for (size_t k = 0; k < n; ++k)
+    for (size_t i = 0; i < inner; ++i)
+      if (ids[k] != 4 && ids[k] >= 1 && ids[k] <= long(rows))
+        before[size_t(ids[k] - 1) * inner + i] += g[k * inner + i];
+  EXPECT_EQ(out.read(), before);
+  EXPECT_EQ(report.read()[0], 0u);
+  c.extent = 15;  // the first of the places of an id that is too large
+  d.launch(d.function(text, name), cover(c.count, 256), c);
+  size_t first = 0;
+  while (ids[first] < 15) ++first;
+  EXPECT_EQ(refused_of(report.read()[0]).position, long(first));
+}
+TEST_F(Indexing, SumsPacksOfWhatAnIndexBringsTogether) {
+  for (const bool fresh : {true, false}) {
+    check_segment_packs<float>(kF32, fresh);
+    check_segment_packs<double>(kF64, fresh);
+    check_segment_packs<int>(kI32, fresh);
+    check_segment_packs<unsigned char>(kU8, fresh);
+  }
+}
+
 }  // namespace
 }  // namespace tessera::cuda::test

@@ -9,6 +9,7 @@ using fn::BF16;
 using fn::F16;
 
 using fn::block_join;
+using fn::from_lane;
 using fn::kAllLanes;
 using fn::kWarp;
 using fn::load;

@@ -76,10 +76,11 @@ std::vector<Instance> by_dtype(Instance (*make)(bool, DType)) {
   return all;
 }
 
-std::vector<Instance> by_hold(Instance (*make)(DType, RowHold)) {
+std::vector<Instance> by_hold(Instance (*make)(DType, RowHold),
+                              std::span<const RowHold> (*holds)(DType)) {
   std::vector<Instance> all;
   for (DType t : kFloats)
-    for (RowHold hold : row_holds(t)) all.push_back(make(t, hold));
+    for (RowHold hold : holds(t)) all.push_back(make(t, hold));
   return all;
 }
 
@@ -141,8 +142,9 @@ std::vector<KernelText> all_kernel_texts() {
   add(texts, "transpose", transpose_instances(), 4);
   add(texts, "reduce", reduce_instances(), 12);
   add(texts, "extreme", by_dtype(extreme_instance), 16);
-  add(texts, "rows", by_hold(rows_instance), 1);
-  add(texts, "losses", by_hold(loss_instance), 4);
+  add(texts, "rows", by_hold(rows_instance, row_holds), 1);
+  add(texts, "norm_grad", by_hold(norm_grad_instance, norm_grad_holds), 2);
+  add(texts, "losses", by_hold(loss_instance, loss_holds), 4);
   add(texts, "indexing", indexing_instances(), 10);
   add(texts, "segments", segments_instances(), 20);
   add(texts, "sparse", of_dtypes(sparse_instance, kFloats), 2);

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/base/error.h"
 
 namespace tessera::cuda {
@@ -43,6 +45,13 @@ Instance segments_instance(std::string_view join, DType in, DType out) {
                                       : "Min";
   return {fmt::format("scatter_{}_{}_{}", join, name_of(in), name_of(out)),
           {{"JOIN", type}, {"IN", type_of(in)}, {"OUT", type_of(out)}}};
+}
+int segment_pack(DType in, DType out, int64_t inner, std::span<const void* const> addresses) {
+  const int pack = 16 / int(std::max(size_of(in), size_of(out)));
+  const bool aligned = std::all_of(addresses.begin(), addresses.end(), [](const void* p) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+  });
+  return aligned && inner % pack == 0 ? pack : 1;
 }
 Instance sparse_instance(DType dtype) {
   return {fmt::format("sparse_{}", name_of(dtype)), {{"T", type_of(dtype)}}};

@@ -17,9 +17,12 @@ int widen_lines(IndexCall& c, int bytes);
 
 /// Entries gather, claim, scatter, wrap; `index` is i32 or i64.
 Instance indexing_instance(int bytes, DType index);
-/// Entries segments, sorted and lines; join: sum, prod, amax, amin. `lines` writes the compute
-/// type.
+/// Entries segments, segment_packs, sorted and lines; join: sum, prod, amax, amin. `lines` writes
+/// the compute type.
 Instance segments_instance(std::string_view join, DType in, DType out);
+/// Elements of a pack of segment_packs, if rows of `inner` elements at these addresses consist of
+/// packs; otherwise 1.
+int segment_pack(DType in, DType out, int64_t inner, std::span<const void* const> addresses);
 /// Entries check, segment_sum, segment_prod, segment_amax, segment_amin, spmm, spmm_amax,
 /// spmm_amin, sddmm, transpose; floats.
 Instance sparse_instance(DType dtype);

@@ -1,8 +1,10 @@
-// The only inline PTX: asynchronous copies into shared memory, and small tiles of it read into the
+// The only inline PTX: powers of two by the unit for them, maxima that keep NaN, pairs of floats
+// rounded to 16 bits, asynchronous copies into shared memory, and small tiles of it read into the
 // lanes of a warp and multiplied by the matrix units. Printed before device.h; includes nothing.
 // The twin below does the same with plain C++ and shuffles for compilers that do not make GPU code
 // (the virtual GPU). Invariant: both forms take and give the same numbers in the same lanes; only
-// the rounding of sums inside one product of tiles may differ.
+// the bits of NaN, the last bits of powers, and the rounding of sums inside one product of tiles
+// may differ.
 namespace tessera::device {
 
 /// A lane's part of a product of tiles D [16, 8] = A [16, 16] B [16, 8] + C, where A and B hold
@@ -27,6 +29,31 @@ struct FragmentTile {
 };
 
 #ifdef __CUDACC_VER_MAJOR__
+
+/// 2^x within 2^-22 of it; 0 below 2^-126.
+TESSERA_FN float about_exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+/// The greater of two numbers; NaN where one of them is.
+TESSERA_FN float max_or_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+
+/// Two floats rounded to nearest even, as to_bf16 and to_f16 do; `low` is in the lower half.
+TESSERA_FN unsigned narrow_pair(float low, float high, fn::BF16) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+TESSERA_FN unsigned narrow_pair(float low, float high, fn::F16) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 TESSERA_FN void multiply_add(FragmentC& c, const FragmentA& a, const FragmentB& b, fn::BF16) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -81,6 +108,16 @@ TESSERA_FN void wait_copies() {
 }
 
 #else  // the twin
+
+TESSERA_FN float about_exp2(float x) { return x < -126.0f ? 0.0f : ::exp2f(x); }
+TESSERA_FN float max_or_nan(float a, float b) { return (a > b) | (a != a) ? a : b; }
+
+TESSERA_FN unsigned narrow_pair(float low, float high, fn::BF16) {
+  return fn::to_bf16(low).bits | static_cast<unsigned>(fn::to_bf16(high).bits) << 16;
+}
+TESSERA_FN unsigned narrow_pair(float low, float high, fn::F16) {
+  return fn::to_f16(low).bits | static_cast<unsigned>(fn::to_f16(high).bits) << 16;
+}
 
 template <class T>
 TESSERA_FN void multiply_add_twin(FragmentC& c, const FragmentA& a, const FragmentB& b) {

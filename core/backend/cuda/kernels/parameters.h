@@ -83,13 +83,14 @@ struct ReduceCall {
   int packs;
 };
 
-// ---- rows.cu ----
+// ---- rows.cu, norm_grad.cu ----
 
 /// Rows of n elements, dense. For softmax_grad and log_softmax_grad `in` is y and `other` is g; for
 /// norm_grad they are x and g, for the others `other` is unused. `weight` and `bias` [n] may be
 /// null. mean and rstd [rows] are of the type that rows are computed in where norms write them, and
-/// are read by norm_grad; mean is null for rms-norms. norm_sums writes sums over `piece` rows each
-/// to dw and db [pieces, n], of which either may be null.
+/// are read by norm_grad; mean is null for rms-norms. norm_grad, or norm_sums where registers do
+/// not hold a row, writes sums over `piece` rows each to dw and db [pieces, n], of which either may
+/// be null.
 struct RowsCall {
   const void *in, *other, *weight, *bias;
   void *out, *mean, *rstd, *dw, *db;
@@ -100,9 +101,10 @@ struct RowsCall {
 
 // ---- losses.cu ----
 
-/// Rows of n logits `in`, dense, and a class each. terms [rows] and scale (one element) are of the
-/// compute type; `grad` [rows, n] may be null; loss is one element. Rows whose target is `ignored`
-/// count as 0; other targets outside of [0, n) are reported.
+/// Rows of n logits `in`, dense, and a class each. terms [rows] and scale (one element, which
+/// gradients alone need) are of the compute type; `grad` [rows, n] may be null; loss is one
+/// element. Rows whose target is `ignored` count as 0; other targets outside of [0, n) are
+/// reported.
 struct LossCall {
   const void* in;
   const long* targets;
@@ -129,9 +131,10 @@ struct IndexCall {
 };
 
 /// `segments`: count is outer * n * inner, keys and order [n] are the sorted index, and keys equal
-/// to `ignored` count for nothing. `sorted`: the same count, keys and order [outer, inner, n] are
-/// the index, each line sorted. `lines`: count is outer * inner, keys [outer, n, inner] the index
-/// as it is.
+/// to `ignored` count for nothing; `fresh` says that out is zero where a key is. `segment_packs`:
+/// the same of packs, of which rows have `inner`. `sorted`: the same count, keys and order [outer,
+/// inner, n] are the index, each line sorted. `lines`: count is outer * inner, keys [outer, n,
+/// inner] the index as it is.
 struct SegmentCall {
   const void* in;
   void* out;
@@ -141,6 +144,7 @@ struct SegmentCall {
   long begin, rows, extent, ignored;
   Divisor inner, n;
   unsigned count;
+  int fresh;
 };
 
 /// Lines of n elements, [outer, n, inner]; n is below 2^31 - 1,024. keys are of the compute type.

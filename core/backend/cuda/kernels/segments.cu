@@ -8,12 +8,36 @@ namespace tessera::device {
 
 inline constexpr int kSegmentThreads = 256;
 
-/// `order` [n] are positions of the index in order of `keys` [n]. A thread has column i of one
-/// outer element for the position j that begins a segment; it joins all of the segment to what is
-/// there.
-template <class Op, class In, class Out>
+/// Elements that a thread has of a row where rows consist of packs.
+template <class In, class Out>
+inline constexpr int kSegmentPack = 16 / int(sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
+
+template <class Op, class T, int kWidth>
+TESSERA_FN void join_pack(Compute<T> (&total)[kWidth], const Pack<T, kWidth>& x) {
+#pragma unroll
+  for (int l = 0; l < kWidth; ++l) total[l] = Op::join(total[l], widen(x.of[l]));
+}
+/// Joins to `total` the packs at from[order[k] * stride] of the segment that begins at position j.
+/// The next key and place are on their way while a pack is.
+template <class Op, class In, int kWidth>
+TESSERA_FN void join_segment(Compute<In> (&total)[kWidth], const SegmentCall& c, const In* from,
+                             unsigned j, long key) {
+  const long stride = long(c.inner.divisor) * kWidth;
+  int place = c.order[j];
+  for (;;) {
+    const Pack<In, kWidth> x = load<kWidth>(from + place * stride);
+    const bool more = ++j < c.n.divisor && c.keys[j] == key;
+    if (more) place = c.order[j];
+    join_pack<Op>(total, x);
+    if (!more) break;
+  }
+}
+
+/// `order` [n] are positions of the index in order of `keys` [n]. A thread has column i, of kWidth
+/// elements, of one outer element for the position j that begins a segment; it joins all of the
+/// segment to what is there, or to zeros.
+template <class Op, class In, class Out, int kWidth>
 TESSERA_FN void join_segments(const SegmentCall& c) {
-  using C = Compute<In>;
   const unsigned e = blockIdx.x * kSegmentThreads + threadIdx.x;
   if (e >= c.count) return;
   const unsigned line = quotient(e, c.inner), i = e - line * c.inner.divisor;
@@ -26,12 +50,20 @@ TESSERA_FN void join_segments(const SegmentCall& c) {
     return;
   }
   if (key == c.ignored || row < 0 || row >= c.rows) return;
-  Out* to = static_cast<Out*>(c.out) + (long(o) * c.rows + row) * c.inner.divisor + i;
-  const In* from = static_cast<const In*>(c.in) + long(o) * c.n.divisor * c.inner.divisor + i;
-  C total = widen(*to);
-  for (unsigned k = j; k < c.n.divisor && c.keys[k] == key; ++k)
-    total = Op::join(total, widen(from[long(c.order[k]) * c.inner.divisor]));
-  *to = Narrow<Out>::from(total);
+  Out* to = static_cast<Out*>(c.out) + ((long(o) * c.rows + row) * c.inner.divisor + i) * kWidth;
+  const In* from =
+      static_cast<const In*>(c.in) + (long(o) * c.n.divisor * c.inner.divisor + i) * kWidth;
+  Compute<In> total[kWidth] = {};
+  if (!c.fresh) {
+    const Pack<Out, kWidth> there = load<kWidth>(to);
+#pragma unroll
+    for (int l = 0; l < kWidth; ++l) total[l] = widen(there.of[l]);
+  }
+  join_segment<Op>(total, c, from, j, key);
+  Pack<Out, kWidth> sums;
+#pragma unroll
+  for (int l = 0; l < kWidth; ++l) sums.of[l] = Narrow<Out>::from(total[l]);
+  store<Out, kWidth>(to, sums);
 }
 
 /// `keys` and `order` [outer, inner, n] are the lines of an index [outer, n, inner], each sorted. A
@@ -81,6 +113,7 @@ TESSERA_FN void join_lines(const SegmentCall& c) {
 }  // namespace tessera::device
 
 // instances: JOIN, IN, OUT
-KERNEL(segments, SegmentCall, 256) { join_segments<JOIN, IN, OUT>(c); }
+KERNEL(segments, SegmentCall, 256) { join_segments<JOIN, IN, OUT, 1>(c); }
+KERNEL(segment_packs, SegmentCall, 256) { join_segments<JOIN, IN, OUT, kSegmentPack<IN, OUT>>(c); }
 KERNEL(sorted, SegmentCall, 256) { join_sorted<JOIN, IN, OUT>(c); }
 KERNEL(lines, SegmentCall, 256) { join_lines<JOIN, IN>(c); }

@@ -27,6 +27,7 @@ constexpr Family kFamilies[] = {
     {"reduce", ""},
     {"extreme", ""},
     {"rows", "math.h", "held_rows.h"},
+    {"norm_grad", "math.h", "held_rows.h"},
     {"losses", "math.h", "held_rows.h"},
     {"indexing", ""},
     {"segments", ""},

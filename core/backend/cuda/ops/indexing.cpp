@@ -140,8 +140,19 @@ void run_embedding(const Primitive& prim, In in, Out out, Workspace, const Strea
   refused.launched();
 }
 
-// Ids are sorted, and each row of the table is one thread's sum over its ids, in the order in which
-// they came.
+// Launches `segments` for a call that has all but its counts, by packs where rows consist of them.
+void launch_segments(std::string_view join, SegmentCall c, DType in, DType out, int64_t outer,
+                     int64_t n, int64_t inner, const Stream& stream) {
+  const void* addresses[] = {c.in, c.out};
+  const int pack = segment_pack(in, out, inner, addresses);
+  c.inner = make_divisor(uint32_t(inner / pack)), c.n = make_divisor(uint32_t(n));
+  c.count = unsigned(outer * n * (inner / pack));
+  launch(segments_instance(join, in, out).name, pack > 1 ? "segment_packs" : "segments",
+         cover(c.count, 256), stream, c);
+}
+
+// Ids are sorted, and each column of a row of the table is one thread's sum over its ids, in the
+// order in which they came.
 void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const auto& a = attributes_of<EmbeddingAttributes>(prim);
   const Tensor& g = in[0];
@@ -160,11 +171,9 @@ void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const 
   c.in = g.device_data(), c.out = out[0].device_data(), c.report = refused.data();
   c.keys = static_cast<const long*>(by_id.keys.device_data());
   c.order = static_cast<const int*>(by_id.places.device_data());
-  c.ignored = a.padding_idx;
-  c.inner = make_divisor(uint32_t(d)), c.n = make_divisor(uint32_t(n));
+  c.ignored = a.padding_idx, c.fresh = 1;
   c.count = countable(n * d, "a gradient of an embedding");
-  launch(segments_instance("sum", g.dtype(), out[0].dtype()).name, "segments", cover(c.count, 256),
-         stream, c);
+  launch_segments("sum", c, g.dtype(), out[0].dtype(), 1, n, d, stream);
   refused.launched();
 }
 
@@ -194,12 +203,11 @@ void run_combine(const Primitive& prim, In in, Out out, Workspace, const Stream&
     const RefusalWord refused(stream, outside_dim(prim, dim, c.extent));
     c.in = in[2].device_data(), c.out = all.device_data(), c.report = refused.data();
     c.inner = make_divisor(uint32_t(a.inner)), c.n = make_divisor(uint32_t(a.n));
-    c.count = countable(index.numel(), "an index");
+    c.count = countable(index.numel(), "an index"), c.fresh = kSum;
     c.keys = static_cast<const long*>(index.device_data());
     const char* entry = "lines";
     Sorted lines;
     if (vector) {
-      entry = "segments";
       lines = sorted(line_of(index, dim, stream), 1, a.n, 1, false, stream);
     } else if (as_is) {
       c.count = unsigned(a.outer * a.inner);
@@ -210,9 +218,13 @@ void run_combine(const Primitive& prim, In in, Out out, Workspace, const Stream&
       c.keys = static_cast<const long*>(lines.keys.device_data());
       c.order = static_cast<const int*>(lines.places.device_data());
     }
-    const std::string_view op = prim.name();  // scatter_sum, ..
-    launch(segments_instance(op.substr(op.find('_') + 1), in[2].dtype(), to).name, entry,
-           cover(c.count, 256), stream, c);
+    std::string_view join = prim.name();  // scatter_sum, ..
+    join.remove_prefix(join.find('_') + 1);
+    if (vector)
+      launch_segments(join, c, in[2].dtype(), to, a.outer, a.n, a.inner, stream);
+    else
+      launch(segments_instance(join, in[2].dtype(), to).name, entry, cover(c.count, 256), stream,
+             c);
     refused.launched();
   }
   if (!all.is_same(out[0])) convert(all, out[0], stream);

@@ -37,16 +37,18 @@ RowsCall call_for(const Tensor& x) {
   return c;
 }
 
-bool in_packs(DType t, RowHold hold, const RowsCall& c) {
-  bool aligned = rows_in_packs(t, hold, c.n);
+bool aligned(const RowsCall& c) {
   for (const void* p : {c.in, c.other, c.weight, c.bias, static_cast<const void*>(c.out)})
-    aligned = aligned && reinterpret_cast<uintptr_t>(p) % 16 == 0;
-  return aligned;
+    if (reinterpret_cast<uintptr_t>(p) % 16 != 0) return false;
+  return true;
+}
+bool in_packs(DType t, RowHold hold, const RowsCall& c) {
+  return rows_in_packs(t, hold, c.n) && aligned(c);
 }
 
 void launch_rows(const char* entry, DType t, RowsCall c, const Stream& stream) {
   if (c.rows == 0 || c.n == 0) return;
-  const RowHold hold = hold_of(t, c.n);
+  const RowHold hold = hold_of(row_holds(t), c.n);
   c.packs = in_packs(t, hold, c);
   launch(rows_instance(t, hold).name, entry, rows_geometry(hold, c.rows), stream, c);
 }
@@ -94,17 +96,21 @@ void run_norm_grad(const Primitive& prim, In in, std::span<const Tensor> out, Wo
   c.other = in[0].device_data(), c.out = out[0].device_data();
   c.mean = a.centred ? statistics[0].device_data() : nullptr, c.rstd = statistics[1].device_data();
   if (a.has_weight) c.weight = in[4].device_data();
-  launch_rows(std::string(prim.name()).c_str(), t, c, stream);
-  if (!a.has_weight && !a.has_bias) return;
-  const NormSums sums = norm_sums(c.rows, c.n);
+  const RowHold hold = norm_grad_hold(t, c.n, aligned(c));
+  const std::string name = norm_grad_instance(t, hold).name, entry(prim.name());
+  const NormSums sums = norm_sums(hold, c.rows, c.n);
   auto part = [&](bool wanted) {
     return wanted ? empty({int64_t(sums.pieces), int64_t(c.n)}, partial, stream.device) : Tensor();
   };
   const Tensor dw = part(a.has_weight), db = part(a.has_bias);
   c.piece = sums.piece, c.pieces = sums.pieces;
   c.dw = a.has_weight ? dw.device_data() : nullptr, c.db = a.has_bias ? db.device_data() : nullptr;
-  if (c.n > 0)
-    launch(rows_instance(t, hold_of(t, c.n)).name, "norm_sums", sums.geometry, stream, c);
+  if (hold.items != 0) {
+    if (c.n > 0) launch(name, entry.c_str(), sums.geometry, stream, c);
+  } else {
+    if (c.rows > 0) launch(name, entry.c_str(), rows_geometry(hold, c.rows), stream, c);
+    if (a.has_weight || a.has_bias) launch(name, "norm_sums", sums.geometry, stream, c);
+  }
   if (a.has_weight) reduce_to("sum", dw, out[1], 1, sums.pieces, c.n, stream);
   if (a.has_bias) reduce_to("sum", db, out[a.has_weight ? 2 : 1], 1, sums.pieces, c.n, stream);
 }
@@ -115,7 +121,7 @@ void run_cross_entropy(const Primitive& prim, In in, std::span<const Tensor> out
   const DType t = in[0].dtype(), compute = t == kF64 ? kF64 : kF32;
   RowsCall shape = call_for(in[0]);
   shape.rows = countable(in[0].size(0), "rows of logits");  // rows without a class are refused
-  const RowHold hold = hold_of(t, shape.n);
+  const RowHold hold = hold_of(loss_holds(t), shape.n);
   const Tensor terms = empty({std::max<int64_t>(shape.rows, 1)}, compute, stream.device),
                scale = empty({1}, compute, stream.device);
   LossCall c{};
@@ -134,7 +140,7 @@ void run_cross_entropy(const Primitive& prim, In in, std::span<const Tensor> out
   c.packs = in_packs(t, hold, packed);
   const std::string name = loss_instance(t, hold).name;
   const Geometry one{{1, 1, 1}, {256, 1, 1}, 0};
-  launch(name, "count", one, stream, c);
+  if (c.grad) launch(name, "count", one, stream, c);
   if (c.rows > 0) launch(name, "rows", rows_geometry(hold, c.rows), stream, c);
   launch(name, "finish", one, stream, c);
   refused.launched();
