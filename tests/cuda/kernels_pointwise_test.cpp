@@ -94,6 +94,7 @@ class Pointwise : public testing::Test {
     const size_t shift = aligned ? 0 : 1;
     std::vector<std::unique_ptr<Array<T>>> arrays;
     Array<R> out(n + shift);
+    out.fill(0);
     Array<unsigned long long> report(1);
     report.fill(0);
     const int64_t extent = int64_t(n), one = 1, zero = 0;

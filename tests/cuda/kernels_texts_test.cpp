@@ -61,7 +61,8 @@ TEST_P(Texts, CompileWithoutWarningsOrLocalMemory) {
   std::printf("%s: %zu kernels, %.1f MB\n", GetParam(), kernels, double(bytes) / 1e6);
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, Texts, testing::Values("sm_80", "sm_90", "sm_100"));
+INSTANTIATE_TEST_SUITE_P(Architectures, Texts, testing::Values("sm_80", "sm_90", "sm_100"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace tessera::cuda::test

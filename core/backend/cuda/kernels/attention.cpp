@@ -35,10 +35,13 @@ std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t
 }
 
 Instance attention_instance(DType dtype, AttentionShape s) {
-  return {fmt::format("attention_{}_{}x{}", name_of(dtype), s.head, s.tile),
-          {{"T", std::string(element_type(name_of(dtype)))},
-           {"HEAD", std::to_string(s.head)},
-           {"TILE", std::to_string(s.tile)}}};
+  return {
+      fmt::format("attention_{}_{}x{}", name_of(dtype), s.head, s.tile),
+      {{"T", std::string(element_type(name_of(dtype)))},
+       {"HEAD", std::to_string(s.head)},
+       {"TILE", std::to_string(s.tile)},
+       // Without a bound the compiler leaves keys of small tiles 64 registers, which is too few.
+       {"BOUNDS", s.tile == 32 ? "256, 2" : "256"}}};
 }
 
 Geometry attention_geometry(AttentionEntry entry, DType dtype, AttentionShape shape,
