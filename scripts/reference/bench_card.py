@@ -3,7 +3,7 @@ optimizer, the loss read. They are the steps that scripts/gpu-check times as `st
 
 How: gpt-nano in fp32 (12 sequences of 64), BERT-base (32 of 128), GPT-2 124M (8 of 1,024) and ResNet-50 (32 images of 224 x 224,
 channels-last, SGD with momentum) in bf16 autocast, on one random batch, AdamW as PyTorch chooses it; the median of 15 steps
-after 5. TF32 is off, as in Tessera. Afterwards: ns until small ops of 16 values are enqueued, means of 2,000.
+after 5. TF32 is off, as in Tessera. `ops`: ns until an op of 16 values is enqueued, the mean of 2,000.
 
 Usage: bench_card.py [gpt-nano] [bert-base] [gpt2] [resnet50] [ops] [--eager]      prints a line as soon as a figure is known
 """
@@ -92,9 +92,12 @@ def time_ops():
 def main():
     models = ["gpt-nano", "bert-base", "resnet50", "gpt2"]
     parser = argparse.ArgumentParser(description="Times training steps in PyTorch on a CUDA card.")
-    parser.add_argument("names", nargs="*", choices=[*models, "ops"], default=[*models, "ops"])
+    parser.add_argument("names", nargs="*", help="what to time; everything by default")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     options = parser.parse_args()
+    options.names = options.names or [*models, "ops"]
+    if unknown := set(options.names) - {*models, "ops"}:
+        parser.error(f"unknown {sorted(unknown)}, expected {', '.join(models)} or ops")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}", flush=True)
     if "ops" in options.names:

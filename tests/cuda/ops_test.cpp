@@ -6,9 +6,12 @@
 #include <cstring>
 #include <string>
 
+#include "core/autograd/autograd.h"
 #include "core/dispatch/call.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
+#include "core/ops/fused.h"
+#include "core/ops/indexing.h"
 #include "core/ops/linalg.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -144,6 +147,30 @@ TEST_F(CudaOps, FactorisationsByTheHostThrowItsErrors) {
     FAIL() << "-1 has no Cholesky factor";
   } catch (const UserError& e) {
     EXPECT_NE(std::string(e.what()).find("not positive-definite"), std::string::npos) << e.what();
+  }
+}
+
+TEST_F(CudaOps, GradientsOfNormsOfNothing) {
+  const Device card = device_of(0);
+  Tensor weight = ones({0}, {kF32, card});
+  weight.requires_grad_();
+  const Tensor x = narrow(arange(0, 12, 1, {kF32, card}).reshape({4, 3}), 1, 1, 0);
+  const Tensor y = layer_norm(x, weight, {}), seed = ones(y.shape(), {kF32, card});
+  EXPECT_EQ(grad({&y, 1}, {&weight, 1}, {&seed, 1})[0].shape(), (Shape{0}));
+}
+
+TEST_F(CudaOps, GradientsOfEmbeddingsInPacks) {
+  const Device card = device_of(0);
+  const Tensor key = from_values<int64_t>({7, 3}, {2}), ids = randint(0, 20, {301}, {kI64}, key);
+  for (DType t : {kF32, kBF16, kF16}) {
+    const Tensor g = randn({301, 48}, {t}, key);
+    const auto on = [&](Device device) {
+      Tensor table = zeros({20, 48}, {t, device});
+      table.requires_grad_();
+      const Tensor y = embedding(ids.to(device), table), seed = g.to(device);
+      return grad({&y, 1}, {&table, 1}, {&seed, 1})[0].cpu();
+    };
+    sweep::expect_close(on(card), on(kCPU), tolerance(t), std::string(name_of(t)));
   }
 }
 

@@ -39,7 +39,8 @@ TEST_F(CudaRefusals, NobodyWaitsForThemAndTheNextWaitThrows) {
                logits = arange(0, 12, 1, {kF32, card_}).reshape({4, 3}),
                bad = integers({0, 3, 7, 2}), targets = integers({0, 2, -5, 1}),
                wide = bad.reshape({4, 1}).expand({4, 3}).contiguous(),
-               huge = integers({0, 1, int64_t(1) << 40, 0});
+               huge = integers({0, 1, int64_t(1) << 40, 0}), nothing = zeros({2, 0}, {kF32, card_}),
+               firsts = integers({0, 0});
   const std::vector<Case> cases = {
       {"gather: the index 7 at element 6 is outside dim 0 of extent 4",
        [&] { return gather(table, 0, wide); }},
@@ -51,6 +52,8 @@ TEST_F(CudaRefusals, NobodyWaitsForThemAndTheNextWaitThrows) {
        [&] { return embedding(huge, table); }},
       {"cross_entropy: the target -5 at row 2 is not a class; expected 0 to 2 or ignore_index -100",
        [&] { return cross_entropy(logits, targets); }},
+      {"cross_entropy: the target 0 at row 0 is not a class",
+       [&] { return cross_entropy(nothing, firsts); }},
       {"floor_divide: integer division by zero at element 0",
        [&] { return floor_divide(bad, bad); }},
   };

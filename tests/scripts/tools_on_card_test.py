@@ -233,16 +233,29 @@ class GpuCheck(Folder):
         self.assertEqual({run: len(losses) for run, losses in reports["train mlp"]["losses"].items()},
                          {"cpu": 20, "cuda": 20, "again": 20, "compiled": 20})
 
-    def test_losses_apart_fail(self):
+    def wrap_train(self, script):
+        """Runs the shell script for train; "$REAL" is the real one."""
         train = self.bin / "train"
         real = train.resolve()
         train.unlink()
-        train.write_text(f'#!/bin/sh\ncase "$*" in *cuda*) set -- "$@" --seed 7;; esac\nexec {real} "$@"\n', encoding="utf-8")
+        train.write_text(f"#!/bin/sh\nREAL={real}\n{script}\n", encoding="utf-8")
         train.chmod(0o755)
+
+    def test_losses_apart_fail(self):
+        self.wrap_train('case "$*" in *cuda*) set -- "$@" --seed 7;; esac\nexec $REAL "$@"')
         done, reports = self.check("train mlp")
         self.assertEqual(done.returncode, 1)
         self.assertEqual(reports["train mlp"]["result"], "fail")
         self.assertGreater(reports["train mlp"]["value"]["cuda"], 1e-4)
+
+    def test_two_runs_of_other_bits_fail(self):
+        calls = self.folder / "calls"
+        self.wrap_train(f'$REAL "$@" || exit\necho >> {calls}\nfor metrics; do :; done\n'
+                        f'[ $(wc -l < {calls}) -ne 3 ] || sed -i "s/params_xxh128.:./&0/" "$metrics"')
+        done, reports = self.check("train mlp")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(reports["train mlp"]["result"], "fail")
+        self.assertEqual(reports["train mlp"]["value"]["cuda"], reports["train mlp"]["value"]["again"])
 
     def test_a_test_that_fails_is_named(self):
         test = self.bin / "test_cuda"

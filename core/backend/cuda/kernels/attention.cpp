@@ -40,7 +40,7 @@ Instance attention_instance(DType dtype, AttentionShape s) {
       {{"T", std::string(element_type(name_of(dtype)))},
        {"HEAD", std::to_string(s.head)},
        {"TILE", std::to_string(s.tile)},
-       // Without a bound the compiler leaves keys of small tiles 64 registers, which is too few.
+       // Without a bound the compiler gives `keys` of small tiles 64 registers, which is too few.
        {"BOUNDS", s.tile == 32 ? "256, 2" : "256"}}};
 }
 

@@ -4,9 +4,7 @@
 namespace tessera::device {
 
 inline constexpr int kRandomThreads = 256;
-/// Packs of 16 bytes that a thread draws one after the other, where elements come in packs.
-inline constexpr int kRandomSteps = 4;
-/// Pack `step` of this thread.
+/// Pack `step` of this thread, which draws kRandomSteps of them.
 TESSERA_FN unsigned pack_of(int step) {
   return (blockIdx.x * kRandomSteps + unsigned(step)) * kRandomThreads + threadIdx.x;
 }

@@ -3,9 +3,7 @@
 // whatever part of the tensor is here, and the same in backward.
 namespace tessera::device {
 
-/// y = x scale, or 0 where the element's word is below the threshold. With `samples`, `each`
-/// elements belong to a sample, whose number is the upper half of the counter; `place` then walks
-/// over one sample.
+/// y = x scale, or 0 where the element's word is below the threshold.
 template <class T>
 TESSERA_FN T dropped(T x, uint32_t word, const RandomCall& c) {
   using C = Compute<T>;
@@ -14,7 +12,8 @@ TESSERA_FN T dropped(T x, uint32_t word, const RandomCall& c) {
 struct DropoutPlace {
   uint64_t hi, index;
 };
-/// The counter of position e of `place`, or of its samples one after the other.
+/// The counter of position e of `place`. With `samples`, `place` walks over one sample, and the
+/// sample's number is the upper half of the counter; positions go over all samples in turn.
 TESSERA_FN DropoutPlace dropout_place(const RandomCall& c, unsigned e) {
   if (!c.samples) return {~uint64_t(0), global_index(c, e)};
   const unsigned sample = e / c.place.count;

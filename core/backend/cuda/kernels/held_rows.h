@@ -1,7 +1,7 @@
 // Rows that threads hold in registers: what softmax, norms and losses share. Printed after math.h
-// and device.h in front of those families. Invariant: sums of a row have an order that depends on
-// its length and the number of threads alone, and item j of a thread is the same column of every
-// operand.
+// and device.h in front of those families. Invariant: the order of a row's sums follows from its
+// length, the number of threads and whether it comes in packs, and item j of a thread is the same
+// column of every operand.
 namespace tessera::device {
 
 /// The columns that a thread has of a row: in packs of 16 bytes (kPacks) or, where those do not

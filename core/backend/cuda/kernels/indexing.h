@@ -11,8 +11,8 @@ namespace tessera::cuda {
 /// The widest element, of up to 16 bytes, that rows of `row_bytes` at these addresses consist of.
 int element_bytes(int64_t row_bytes, std::span<const void* const> addresses);
 
-/// Makes lines of `c.inner` elements of `bytes` lines of the widest elements that they consist of
-/// at c.in and c.out, and returns how many bytes those have. The index is a vector.
+/// Recounts c, whose lines have `c.inner` elements of `bytes`, in the widest elements that lines at
+/// c.in and c.out consist of; returns their bytes. The index is a vector.
 int widen_lines(IndexCall& c, int bytes);
 
 /// Entries gather, claim, scatter, wrap; `index` is i32 or i64.

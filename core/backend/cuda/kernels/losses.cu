@@ -1,8 +1,8 @@
 // Cross-entropy of rows of logits and its gradient, a row by a block or a warp that reads it once
 // (rows that registers do not hold, again for the gradient). Three launches: `count` finds what the
 // mean divides by, for the gradient alone, `rows` makes a term and the gradient of each row,
-// `finish` adds the terms. After math.h and held_rows.h. Invariant: the sums are of fixed
-// order, so the loss has the same bits every time.
+// `finish` adds the terms. After math.h and held_rows.h. Invariant: the order of a sum
+// follows from the length of rows and from whether they come in packs.
 namespace tessera::device {
 
 inline constexpr int kLossThreads = 256;
@@ -157,9 +157,9 @@ TESSERA_FN void cross_entropy(const LossCall& c) {
     const auto cols = H::columns(n);
     const long target = c.targets[row];
     const bool counts = target != c.ignored, valid = target >= 0 && target < long(c.n);
-    if (counts && !valid && leads(cols)) report(c.report, row, target);
+    if (counts && !valid && cols.thread == 0) report(c.report, row, target);
     if (!counts || !valid) {
-      if (leads(cols)) static_cast<C*>(c.terms)[row] = C(0);
+      if (cols.thread == 0) static_cast<C*>(c.terms)[row] = C(0);
       if (c.grad)
         write(cols, static_cast<T*>(c.grad) + row * c.n, [&](int, unsigned) { return C(0); });
     } else if constexpr (H::kItems != 0) {
@@ -184,8 +184,6 @@ TESSERA_FN void cross_entropy(const LossCall& c) {
 }
 
 }  // namespace tessera::device
-
-// Two blocks: registers for eight of them are too few, and spilling costs more than waiting.
 
 // instances: T, THREADS of a row, ITEMS of a thread, BOUNDS of a launch
 KERNEL(count, LossCall, 256, 2) {

@@ -1,8 +1,8 @@
 // Gradients of layer-norm and rms-norm. Rows that fit registers in packs are read once: threads
 // that share a row have a piece of rows, one after the other, and keep their columns' sums for
 // weight and bias, whose partial sums a reduction joins (reduce.cu). Other rows are read again by
-// norm_sums. After math.h and held_rows.h. Invariant: pieces depend on the extents alone, so sums
-// have the same bits every time.
+// norm_sums. After math.h and held_rows.h. Invariant: pieces, and so the
+// order of sums, follow from the extents and from whether rows come in packs.
 namespace tessera::device {
 
 /// The sums of a row that meet in one exchange.

@@ -132,9 +132,9 @@ struct IndexCall {
 
 /// `segments`: count is outer * n * inner, keys and order [n] are the sorted index, and keys equal
 /// to `ignored` count for nothing; `fresh` says that out is zero where a key is. `segment_packs`:
-/// the same of packs, of which rows have `inner`. `sorted`: the same count, keys and order [outer,
-/// inner, n] are the index, each line sorted. `lines`: count is outer * inner, keys [outer, n,
-/// inner] the index as it is.
+/// the same, where inner and count are packs of 16 bytes. `sorted`: the same count, keys and order
+/// [outer, inner, n] are the index, each line sorted. `lines`: count is outer * inner, keys [outer,
+/// n, inner] the index as it is.
 struct SegmentCall {
   const void* in;
   void* out;
@@ -179,6 +179,9 @@ struct SparseCall {
 };
 
 // ---- random.cu, dropout.cu ----
+
+/// Packs of 16 bytes that a thread draws one after the other, where elements come in packs.
+inline constexpr int kRandomSteps = 4;
 
 /// `place` walks over the elements that are here with the strides of the whole tensor; `first` is
 /// the whole tensor's index of the first. `key` [2] and `samples` lie on the device; without `key`,
@@ -270,9 +273,11 @@ struct AttentionCall {
 
 // ---- scan.cu ----
 
+/// Elements that a thread has of a tile of a line.
+inline constexpr unsigned kScanItems = 4;
 /// Lines [outer, n, inner], dense. `other` holds the terms of a linear recurrence, `in` its
 /// factors; `positions` is written by cummax and cummin only. `warps` asks for inner = 1; with
-/// `packs` it moves four elements at once, of which lines consist and which are aligned.
+/// `packs` it moves kScanItems elements at once: n is a multiple of that, and lines are aligned.
 struct ScanCall {
   const void *in, *other;
   void* out;

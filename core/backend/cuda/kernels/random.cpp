@@ -12,8 +12,6 @@ Instance by_type(const char* family, DType t) {
   return {fmt::format("{}_{}", family, name_of(t)), {{"T", std::string(element_type(name_of(t)))}}};
 }
 
-constexpr int kPacksOfThread = 4;  // as kRandomSteps of draws.h
-
 // The number of elements where positions follow one another in the whole tensor, else 0.
 int64_t dense_count(std::span<const int64_t> extents, std::span<const int64_t> strides) {
   int64_t count = 1;
@@ -47,7 +45,7 @@ DrawPlaces draw_places(std::span<const int64_t> extents, std::span<const int64_t
 }
 
 Geometry draw_geometry(int64_t count, int width) {
-  return cover(count, 256, width > 1 ? kPacksOfThread : 1);
+  return cover(count, 256, width > 1 ? kRandomSteps : 1);
 }
 
 Instance random_instance(std::string_view kind, DType dtype) {

@@ -14,18 +14,20 @@ constexpr RowHold kSingle[] = {{32, 4}, {32, 32}, {128, 32}, {256, 32}, {256, 0}
 constexpr RowHold kDouble[] = {{32, 4}, {32, 16}, {128, 16}, {256, 16}, {256, 0}};
 
 // Rows whose threads keep sums beside them. A multiprocessor has registers for 768 of these
-// threads, but for one block of 512 and for 512 threads of f64.
+// threads, and for 512 where they are of f64 or a block has 512.
 constexpr RowHold kGrad[] = {{16, 8}, {32, 8}, {128, 8}, {256, 8}, {512, 8}, {512, 16}, {256, 0}};
 constexpr RowHold kGradDouble[] = {{16, 8}, {32, 8}, {128, 8}, {256, 8}, {512, 8}, {256, 0}};
 constexpr int kGradThreads = 768;
 
-// Rows of logits: a warp at least, and two blocks of a multiprocessor share a long one's latency.
+// Rows of logits have a warp at least. While one of the two blocks of a multiprocessor waits for
+// its long row, the other one computes.
 constexpr RowHold kLossHalf[] = {{32, 8}, {32, 32}, {128, 32}, {256, 32}, {512, 0}};
 constexpr RowHold kLossSingle[] = {{32, 4}, {32, 32}, {128, 32}, {256, 32}, {512, 0}};
 constexpr RowHold kLossDouble[] = {{32, 4}, {32, 16}, {128, 16}, {256, 16}, {512, 0}};
 
 constexpr int64_t kSumRows = 64;      // of a piece of norm_sums
 constexpr int64_t kGradRows = 4;      // of a piece of a gradient, at least
+constexpr int64_t kMostRows = 512;    // at most: a thread's sum is one chain of additions
 constexpr int64_t kProcessors = 132;  // of an H100: their blocks of gradients run at once
 
 int block_of(RowHold hold) { return hold.threads <= 32 ? 256 : hold.threads; }
@@ -97,7 +99,7 @@ NormSums norm_sums(RowHold hold, int64_t rows, int64_t n) {
     sums.geometry = {{unsigned((n + 31) / 32), sums.pieces, 1}, {256, 1, 1}, 0};
   } else {
     const int64_t most = kProcessors * std::max(1, kGradThreads / hold.threads);
-    sums.piece = unsigned(std::max(kGradRows, (rows + most - 1) / most));
+    sums.piece = unsigned(std::clamp((rows + most - 1) / most, kGradRows, kMostRows));
     sums.pieces = unsigned(std::max<int64_t>(1, pieces()));
     sums.geometry = rows_geometry(hold, sums.pieces);
   }

@@ -100,8 +100,6 @@ TESSERA_FN void norm(const RowsCall& c) {
 
 }  // namespace tessera::device
 
-// Two blocks: registers for eight of them are too few, and spilling costs more than waiting.
-
 // instances: T, THREADS of a row, ITEMS of a thread, BOUNDS of a launch
 KERNEL(softmax, RowsCall, BOUNDS) { softmax<T, THREADS, ITEMS, false>(c); }
 KERNEL(log_softmax, RowsCall, BOUNDS) { softmax<T, THREADS, ITEMS, true>(c); }

@@ -19,7 +19,8 @@ std::span<const RowHold> norm_grad_holds(DType dtype);
 std::span<const RowHold> loss_holds(DType dtype);
 /// The first of them that has room for n elements.
 RowHold hold_of(std::span<const RowHold> holds, int64_t n);
-/// That of gradients of norms; `aligned`: rows are at multiples of 16 bytes if n is one of packs.
+/// That of gradients of norms; `aligned`: the first rows are at multiples of 16 bytes. Rows that do
+/// not come in packs are read at each pass by a block, which is several times slower.
 RowHold norm_grad_hold(DType dtype, int64_t n, bool aligned);
 
 /// Entries softmax, log_softmax, softmax_grad, log_softmax_grad, layer_norm, rms_norm.

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int64_t kShort = 512;       // lines up to which a thread scans alone
 constexpr int64_t kManyLines = 1024;  // lines that keep a card busy by a warp each
-constexpr int64_t kItems = 4;         // that a thread has of a tile
 constexpr int64_t kNormPiece = 256;   // rows of batch-norm that a block has
 
 Instance by_type(const char* family, DType t) {
@@ -48,8 +47,8 @@ ScanLaunch scan_launch(std::string_view op, DType dtype, ScanCall& call) {
   if (n <= kShort) return {"lines", in_blocks((lines + 255) / 256)};
   if (lines < kManyLines || call.inner != 1 || !held_by_warp(op, dtype))
     return {"blocks", in_blocks(lines)};
-  const auto bytes = uintptr_t(kItems) * size_of(dtype);
-  call.packs = n % kItems == 0 && reinterpret_cast<uintptr_t>(call.in) % bytes == 0 &&
+  const auto bytes = uintptr_t(kScanItems) * size_of(dtype);
+  call.packs = n % kScanItems == 0 && reinterpret_cast<uintptr_t>(call.in) % bytes == 0 &&
                reinterpret_cast<uintptr_t>(call.out) % bytes == 0;
   return {"warps", in_blocks((lines + 7) / 8)};
 }

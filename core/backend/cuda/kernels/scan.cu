@@ -6,7 +6,7 @@
 // operand is always the earlier part; their order follows from n alone.
 namespace tessera::device {
 
-inline constexpr unsigned kScanThreads = 256, kScanItems = 4;
+inline constexpr unsigned kScanThreads = 256;
 
 /// Whether a warp may hold a tile of such states, whose joins are short.
 template <class Op>
@@ -180,10 +180,10 @@ TESSERA_FN void scan_blocks(const ScanCall& c) {
   }
 }
 
-/// The steps from `first` on that a thread has, in the order of memory where they are read and
-/// written in packs, else in that of the scan.
 template <class T>
 using ScanPack = Pack<T, int(kScanItems)>;
+/// The steps from `first` on that a thread has, in the order of memory where they are read and
+/// written in packs, else in that of the scan.
 template <bool kPacks, class T>
 TESSERA_FN ScanPack<T> read_items(const ScanCall& c, const T* line, unsigned first) {
   ScanPack<T> x = {};
@@ -250,7 +250,7 @@ TESSERA_FN ScanPack<T> scan_items(const ScanPack<T>& x, unsigned have, bool any,
   return y;
 }
 
-/// A warp takes what the warps of a block have one after the other, and reads all of it first.
+/// A warp does the work of all warps of a block, in their order; it reads all of it first.
 template <class Op, bool kPacks>
 TESSERA_FN void scan_line(const ScanCall& c, unsigned number) {
   using T = typename Op::Element;
@@ -276,7 +276,7 @@ TESSERA_FN void scan_line(const ScanCall& c, unsigned number) {
 template <class Op>
 TESSERA_FN void scan_warps(const ScanCall& c) {
   if constexpr (kHeldByWarp<Op>) {
-    const unsigned number = (blockIdx.x * kScanThreads + threadIdx.x) / kWarp;
+    const unsigned number = blockIdx.x * (kScanThreads / kWarp) + threadIdx.x / kWarp;
     if (number >= c.outer) return;
     if (c.packs)
       scan_line<Op, true>(c, number);

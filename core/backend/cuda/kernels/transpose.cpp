@@ -8,7 +8,7 @@
 namespace tessera::cuda {
 namespace {
 
-// A shorter dim lies in one sector of the memory, whose neighbours a cache keeps.
+// A shorter dim lies in few sectors of the memory, which a cache keeps.
 constexpr int64_t kShortest = 16;
 constexpr int64_t kCountable = int64_t(1) << 31;
 

@@ -13,13 +13,12 @@ namespace {
 constexpr int64_t kCountable = int64_t(1) << 31;
 
 // Makes positions of packs; false where the operands do not allow it.
-bool pack(std::vector<Loop>& dims, std::span<const Strided> operands, int width) {
+bool pack(std::vector<Loop>& dims, size_t operands, int width) {
   Loop& inner = dims.front();
   if (inner.extent % width != 0 || inner.stride[0] != 1) return false;
-  for (size_t k = 0; k < operands.size(); ++k) {
+  for (size_t k = 0; k < operands; ++k) {
     if (inner.stride[k] == 0) continue;
-    const auto address = reinterpret_cast<uintptr_t>(operands[k].data);
-    if (inner.stride[k] != 1 || address % uintptr_t(operands[k].bytes * width) != 0) return false;
+    if (inner.stride[k] != 1) return false;
     for (size_t d = 1; d < dims.size(); ++d)
       if (dims[d].stride[k] % width != 0) return false;
   }
@@ -106,7 +105,7 @@ std::vector<WalkPiece> make_walks(std::span<const int64_t> extents,
   std::vector<WalkPiece> pieces;
   if (std::count(extents.begin(), extents.end(), 0) > 0) return pieces;
   std::vector<Loop> dims = merged_loops(extents, operands);
-  if (width > 1 && !pack(dims, operands, width)) return pieces;
+  if (width > 1 && !pack(dims, operands.size(), width)) return pieces;
   const int64_t begin[kWalkOperands] = {};
   cut(std::move(dims), operands.size(), begin, pieces);
   return pieces;
@@ -119,12 +118,6 @@ bool are_packs(const WalkPiece& piece, std::span<const Strided> operands, int wi
     if (!broadcast && address % uintptr_t(operands[k].bytes * width) != 0) return false;
   }
   return true;
-}
-
-int pack_width(std::span<const Strided> operands) {
-  int bytes = 1;
-  for (const Strided& o : operands) bytes = std::max(bytes, o.bytes);
-  return 16 / bytes;
 }
 
 Geometry cover(int64_t count, int threads, int64_t each) {

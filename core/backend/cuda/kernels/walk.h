@@ -38,17 +38,14 @@ struct WalkPiece {
 
 /// Walks over `extents`, of the result (operand 0) and the others. With `width` > 1 the walk's
 /// positions are packs of so many elements, and the result is empty unless every operand allows it:
-/// innermost loop dense or broadcast, addresses and outer strides multiples of a pack, the extent
-/// too. Without positions the result is empty as well.
+/// innermost loop dense or broadcast, outer strides and the extent multiples of a pack; addresses
+/// are for are_packs to look at. Without positions the result is empty as well.
 std::vector<WalkPiece> make_walks(std::span<const int64_t> extents,
                                   std::span<const Strided> operands, int width = 1);
 
 /// Whether the operands of a piece of packs of `width` elements, which was made without their
 /// addresses, lie at multiples of a pack.
 bool are_packs(const WalkPiece& piece, std::span<const Strided> operands, int width);
-
-/// Elements of a pack: 16 bytes of the widest operand.
-int pack_width(std::span<const Strided> operands);
 
 /// Blocks of `threads` that cover `count` items, `each` of them a thread.
 Geometry cover(int64_t count, int threads, int64_t each = 1);

@@ -1,5 +1,5 @@
-// Pointwise ops, casts, copies and selections. A result of an op on integers that refuses operands
-// (division by zero) is waited for, since the refusal has to be thrown.
+// Pointwise ops, casts, copies and selections. An op on integers that refuses operands (division by
+// zero) notes it, and the error is thrown later (refusals.h).
 #include "core/backend/cuda/ops/pointwise.h"
 
 #include <algorithm>
@@ -160,15 +160,9 @@ bool transposed(const Tensor& in, const Tensor& out, const Stream& stream) {
   return !launches.empty();
 }
 
-void run_conversion(const PlannedWalk& plan, const Tensor& in, const Tensor& out,
-                    const Stream& stream) {
-  if (transposed(in, out, stream)) return;
-  run_planned(plan, {&in, 1}, out, in.dtype() == out.dtype(), nullptr, stream);
-}
-
 void run_cast(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
               Workspace w, const Stream& stream) {
-  run_conversion(w.planned<PlannedWalk>(), in[0], out[0], stream);
+  run_planned(w.planned<PlannedWalk>(), in, out[0], false, nullptr, stream);
 }
 
 // Copies are also made without a plan (core/dispatch/copy.h).
@@ -186,7 +180,9 @@ void fill(const Tensor& out, Scalar value, const Stream& stream) {
 }
 
 void convert(const Tensor& in, const Tensor& out, const Stream& stream) {
-  run_conversion(*planned_conversion(in, out.meta()), in, out, stream);
+  if (transposed(in, out, stream)) return;
+  run_planned(*planned_conversion(in, out.meta()), {&in, 1}, out, in.dtype() == out.dtype(),
+              nullptr, stream);
 }
 
 void register_pointwise(KernelTable& table) {

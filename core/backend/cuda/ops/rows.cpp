@@ -109,7 +109,8 @@ void run_norm_grad(const Primitive& prim, In in, std::span<const Tensor> out, Wo
     if (c.n > 0) launch(name, entry.c_str(), sums.geometry, stream, c);
   } else {
     if (c.rows > 0) launch(name, entry.c_str(), rows_geometry(hold, c.rows), stream, c);
-    if (a.has_weight || a.has_bias) launch(name, "norm_sums", sums.geometry, stream, c);
+    if (c.n > 0 && (a.has_weight || a.has_bias))
+      launch(name, "norm_sums", sums.geometry, stream, c);
   }
   if (a.has_weight) reduce_to("sum", dw, out[1], 1, sums.pieces, c.n, stream);
   if (a.has_bias) reduce_to("sum", db, out[a.has_weight ? 2 : 1], 1, sums.pieces, c.n, stream);
