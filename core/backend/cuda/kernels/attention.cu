@@ -250,8 +250,8 @@ TESSERA_FN void attention_grad(const AttentionCall& c) {
 
 }  // namespace tessera::device
 
-// instances: T, HEAD, TILE; BOUNDS of the gradients of keys
-KERNEL(forward, AttentionCall, 256) { attention_forward<T, HEAD, TILE>(c); }
+// instances: T, HEAD, TILE, BOUNDS of a launch
+KERNEL(forward, AttentionCall, BOUNDS) { attention_forward<T, HEAD, TILE>(c); }
 KERNEL(delta, AttentionCall, 256) { attention_delta<T>(c); }
-KERNEL(queries, AttentionCall, 256) { attention_grad<T, HEAD, TILE, false>(c); }
+KERNEL(queries, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, false>(c); }
 KERNEL(keys, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, true>(c); }

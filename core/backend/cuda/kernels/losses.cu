@@ -27,7 +27,11 @@ TESSERA_FN void loss_sum(const LossCall& c) {
   for (unsigned r = threadIdx.x; r < c.rows; r += kLossThreads)
     total += static_cast<const C*>(c.terms)[r];
   total = block_join<Sum, kLossThreads>(total);
-  const C scale = c.grad ? *static_cast<const C*>(c.scale) : loss_scale<C>(c);
+  C scale = C(0);  // of thread 0 alone where the gradient needed it
+  if (!c.grad)
+    scale = loss_scale<C>(c);
+  else if (threadIdx.x == 0)
+    scale = *static_cast<const C*>(c.scale);
   // Where no row counts, 0 times infinity: the mean of nothing.
   if (threadIdx.x == 0) *static_cast<C*>(c.loss) = total * scale;
 }
