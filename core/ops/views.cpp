@@ -273,11 +273,22 @@ Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
   return view(x, PermuteView{order});
 }
 
+// Whether `shape` says every extent, for so many elements.
+inline bool is_whole(const Shape& shape, int64_t elements) {
+  int64_t n = 1;
+  for (int64_t extent : shape) {
+    if (extent < 0 || __builtin_mul_overflow(n, extent, &n)) return false;
+  }
+  return n == elements;
+}
+
 Tensor reshape(const Tensor& x, const Shape& shape) {
+  const bool whole = is_whole(shape, x.numel());
+  if (whole && shape == x.shape()) return x;
+  if (whole && x.is_contiguous() && bypasses_layers(x))
+    return view_of(x, shape, contiguous_strides(shape), x.numel());
   const Shape to = reshaped(x.shape(), shape);
   if (to == x.shape()) return x;
-  if (bypasses_layers(x) && x.is_contiguous())
-    return view_of(x, to, contiguous_strides(to), x.numel());
   if (!reshape_strides(x.shape(), x.strides(), to)) return reshape(clone(x), to);
   if (bypasses_layers(x)) return ReshapeView{to}.apply(x);
   return view(x, ReshapeView{to});
