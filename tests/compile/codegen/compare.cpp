@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <set>
 
 #include "compile/codegen/access_order.h"
 #include "compile/codegen/device_kernels.h"
@@ -38,11 +39,21 @@ bool rounds_to_16_bits(const Body& body) {
 // two zeros may be either); as close as functions of f64 of two math libraries are; or as close as
 // the order of a sum permits.
 enum class Near { kBits, kNumber, kLibrary, kRounding };
+
+// Whether an instruction rounds once, or not at all, by any math library.
+bool is_arithmetic(const Instr& i) {
+  static const std::set<std::string_view> names = {"add",     "sub",     "mul",  "div",
+                                                   "neg",     "abs",     "sign", "sqrt",
+                                                   "maximum", "minimum", "relu", "where"};
+  return names.count(i.op) > 0;
+}
+
 std::vector<Near> nearness(const Body& body, bool card) {
   std::vector<Near> near(body.instrs.size(), Near::kBits);
   for (size_t k = 0; k < body.instrs.size(); ++k) {
     const Instr& i = body.instrs[k];
-    if (card && i.kind == InstrKind::kPointwise && i.dtype == kF64) near[k] = Near::kLibrary;
+    if (card && i.kind == InstrKind::kPointwise && i.dtype == kF64 && !is_arithmetic(i))
+      near[k] = Near::kLibrary;
     if (i.kind == InstrKind::kReduce && is_floating(i.dtype))
       near[k] = i.reduce <= ReduceKind::kProd ? Near::kRounding : Near::kNumber;
     for (InstrId x : i.in) near[k] = std::max(near[k], near[size_t(x)]);
