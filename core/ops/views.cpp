@@ -41,6 +41,15 @@ Tensor part_of(const Tensor& x, int dim, const Shape& shape, const Strides& stri
   return part;
 }
 
+// Whether `shape` says every extent, for so many elements.
+bool is_whole(const Shape& shape, int64_t elements) {
+  int64_t n = 1;
+  for (int64_t extent : shape) {
+    if (extent < 0 || __builtin_mul_overflow(n, extent, &n)) return false;
+  }
+  return n == elements;
+}
+
 // Runs `V`, a value type describing one view, directly or as the primitive ViewPrimitive<V>.
 template <class V>
 class ViewPrimitive;
@@ -271,15 +280,6 @@ Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
   Dims order;
   for (int d = 0; d < x.ndim(); ++d) order.push_back(d == i ? j : d == j ? i : d);
   return view(x, PermuteView{order});
-}
-
-// Whether `shape` says every extent, for so many elements.
-inline bool is_whole(const Shape& shape, int64_t elements) {
-  int64_t n = 1;
-  for (int64_t extent : shape) {
-    if (extent < 0 || __builtin_mul_overflow(n, extent, &n)) return false;
-  }
-  return n == elements;
 }
 
 Tensor reshape(const Tensor& x, const Shape& shape) {

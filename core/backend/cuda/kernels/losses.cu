@@ -84,12 +84,12 @@ TESSERA_FN void read_batch(Batch<typename H::Element, kWidth>& x, const typename
                        [&](int b, unsigned k) { read_pack<kWidth>(x, b * kWidth, in + k); });
 }
 
-/// The maximum of some numbers but for NaN, and the sum of exp(x - top).
+/// The maximum of some numbers, NaN left out, and the sum of their exp(x - top).
 template <class C>
 struct TopAndTotal {
   C top, total;
 };
-/// A base for exponentials that leaves exp(-inf - base) at 0 where all is -inf so far.
+/// What exponentials subtract: 0 where all is -inf so far, since -inf - (-inf) is no number.
 template <class C>
 TESSERA_FN C base_of(C top) {
   return top == C(-fn::inf()) ? C(0) : top;
@@ -111,7 +111,7 @@ TESSERA_FN void add_batch(TopAndTotal<typename H::C>& t,
       t.total += exp_in_row<typename H::Element>(at(x, b * kWidth + l, 0) - base);
   });
 }
-/// Of a whole row, which is read once.
+/// Finds both for a whole row, which the threads of a block read once.
 template <class H, int kWidth>
 TESSERA_FN TopAndTotal<typename H::C> top_and_total(const typename H::Element* in, unsigned n) {
   using C = typename H::C;
@@ -127,7 +127,8 @@ TESSERA_FN TopAndTotal<typename H::C> top_and_total(const typename H::Element* i
   return {top, join<Sum, H>(total)};
 }
 
-/// As held_row. The gradient reads the row from its end, which the level-2 cache still has.
+/// Does what held_row does. The gradient reads the row from its end, which the level-2 cache still
+/// has.
 template <class H, int kWidth>
 TESSERA_FN void long_row(const LossCall& c, long row, unsigned target) {
   using T = typename H::Element;
