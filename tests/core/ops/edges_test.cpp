@@ -331,5 +331,18 @@ TEST(Losses, NllChecksEveryExtent) {
             (Shape{2, 5}));
 }
 
+// A shape of other elements would be a view of memory that is not there.
+TEST(Views, ReshapeChecksTheNumberOfElements) {
+  const Tensor x = arange(0, 16, 1), transposed = transpose(reshape(x, {4, 4}), 0, 1);
+  EXPECT_EQ(reshape(x, {2, 8}).shape(), (Shape{2, 8}));
+  EXPECT_EQ(reshape(x, {2, -1}).shape(), (Shape{2, 8}));
+  constexpr int64_t kHuge = int64_t(1) << 32;  // its square is 0 in 64 bits
+  for (const Tensor& t : {x, transposed, ones({1}), zeros({0, 3})})
+    for (const Shape& to : {Shape{5, 5}, Shape{32}, Shape{4}, Shape{3, -1, -1}, Shape{-2, -8}})
+      EXPECT_THROW(reshape(t, to), ShapeError) << to_string(t.shape()) << ' ' << to_string(to);
+  EXPECT_THROW(reshape(zeros({0}), {kHuge, kHuge}), Error);
+  EXPECT_THROW(reshape(ones({1}), {-1, -1}), ShapeError);
+}
+
 }  // namespace
 }  // namespace tessera
