@@ -64,11 +64,11 @@ class PrimitiveNode final : public GradNode {
     const Tensor& in = in_[0].layout();
     return prim_->viewable({&in, 1}) ? &in : nullptr;
   }
-  /// How many results it has saved whose values are in `memory`.
-  int64_t keeps(const Storage* memory) const {
-    return std::ranges::count_if(out_, [&](const SavedTensor& t) {
-      return t.layout().defined() && innermost(t.layout()).storage().get() == memory;
-    });
+  /// Appends the results that it has saved whose values are in `memory`.
+  void add_kept(const Storage* memory, SmallVector<const Tensor*, 2>& kept) const {
+    for (const SavedTensor& t : out_)
+      if (t.layout().defined() && innermost(t.layout()).storage().get() == memory)
+        kept.push_back(&t.layout());
   }
   void let_go_of_overwritten(std::vector<Ref<GradNode>>& from) override {
     for (SavedTensor& t : in_) t.let_go_of_overwritten(from);
@@ -156,13 +156,19 @@ Tensors autograd_layer(const PrimRef& prim, Inputs in) {
 
 }  // namespace
 
-int64_t owners_in_backward(const Tensor& t) {
+SmallVector<const Tensor*, 2> kept_by_backward(const Tensor& t) {
+  SmallVector<const Tensor*, 2> kept;
   const Storage* memory = innermost(t).storage().get();
-  const GradMeta* meta = grad_meta(t);
-  while (meta && meta->producer && meta->producer->makes_views())
-    meta = meta->producer->inputs[0].get();
-  const auto* node = meta ? dynamic_cast<const PrimitiveNode*>(meta->producer.get()) : nullptr;
-  return node && memory ? node->keeps(memory) : 0;
+  for (const Tensor* at = &t; memory; at = &wrapped(*at)->inner) {
+    const GradMeta* meta = grad_meta(*at);
+    while (meta && meta->producer && meta->producer->makes_views())
+      meta = meta->producer->inputs[0].get();
+    if (meta)
+      if (const auto* node = dynamic_cast<const PrimitiveNode*>(meta->producer.get()))
+        node->add_kept(memory, kept);
+    if (!wrapped(*at)) break;
+  }
+  return kept;
 }
 
 void give_history(const PrimRef& prim, std::span<const Tensor> in, std::span<const Tensor> out) {

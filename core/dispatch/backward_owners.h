@@ -5,8 +5,9 @@
 
 namespace tessera {
 
-/// How many owners the memory of `t` has in the recorded op that `t` is a result of, or a view of
-/// one: the op keeps results that its backward reads. Defined by core/autograd.
-int64_t owners_in_backward(const Tensor& t);
+/// What the recorded op that `t` is a result of, or a view of one, keeps of the memory of `t`: the
+/// results that its backward reads; so for each level of function transforms that recorded it.
+/// Defined by core/autograd.
+SmallVector<const Tensor*, 2> kept_by_backward(const Tensor& t);
 
 }  // namespace tessera

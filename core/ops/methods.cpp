@@ -197,14 +197,41 @@ const Tensor& Tensor::operator/=(Scalar o) const { return div_(o); }
 
 namespace {
 
-// Whether a write into `t`, a temporary, would be lost with it. What only backward keeps is lost
-// too: nobody sees it, and backward refuses to read what was overwritten.
+// Whether a write into `t`, a temporary, would be lost with it: all owners of its memory are `t`
+// and what backward keeps of it, which nobody sees, and which backward refuses to read once it was
+// overwritten. Inside function transforms each level has a handle of its own.
 bool lost_with(const Tensor& t) {
   const Tensor& values = innermost(t);
   if (const ShardData* cut = shard_data(values))
     return values.ref()->use_count() == 1 && cut->use_count() == 1 && cut->local.uniquely_owned();
-  return values.ref()->use_count() == 1 && values.storage() &&
-         values.storage()->use_count() == 1 + owners_in_backward(t);
+  const Storage* memory = values.storage().get();
+  if (!memory) return false;
+
+  SmallVector<const Tensor*, 4> handles;
+  auto add_handles = [&](const Tensor* at) {
+    while (!std::ranges::count(handles, at)) {
+      handles.push_back(at);
+      if (!wrapped(*at)) return;
+      at = &wrapped(*at)->inner;
+    }
+  };
+  add_handles(&t);
+  for (const Tensor* kept : kept_by_backward(t)) add_handles(kept);
+
+  SmallVector<const TensorImpl*, 4> impls;
+  for (const Tensor* h : handles)
+    if (!std::ranges::count(impls, h->impl())) impls.push_back(h->impl());
+  auto owners_are = [](const auto& counted, auto& owners, auto owns) {
+    return int64_t(counted.use_count()) == std::ranges::count_if(owners, owns);
+  };
+  return owners_are(*memory, impls,
+                    [&](const TensorImpl* i) { return i->storage.get() == memory; }) &&
+         std::ranges::all_of(handles, [&](const Tensor* h) {
+           const Wrapped* w = wrapped(*h);
+           return owners_are(*h->ref(), handles, [&](const Tensor* o) { return o->is_same(*h); }) &&
+                  (!w ||
+                   owners_are(*w, impls, [&](const TensorImpl* i) { return i->shard.get() == w; }));
+         });
 }
 
 void check_seen(const Tensor& t) {

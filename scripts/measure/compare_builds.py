@@ -159,7 +159,7 @@ def kept_rounds(path, builds, options):
 
 def measure(builds, options):
     chosen = options.only.split(",") if options.only else [""]
-    named = lambda name: any(part in name for part in chosen)
+    named = lambda name: any(name == part[1:] if part.startswith("=") else part in name for part in chosen)
     served = [name for name in (QUICK_SERVED if options.quick else SERVED) if named(name)]
     rounds = Rounds(builds, options.pairs)
     kept = kept_rounds(options.results, builds, options) if options.results else None
@@ -184,7 +184,7 @@ def parse(argv=None):
     p.add_argument("--build", action="append", type=Path, help="build folder; given twice, the second is judged by the first")
     p.add_argument("--first", action="append", default=[], metavar="NAME=VALUE", help="in the environment of the first build")
     p.add_argument("--second", action="append", default=[], metavar="NAME=VALUE", help="likewise of the second")
-    p.add_argument("--only", help="rows whose name has one of these texts, as in step,matmul")
+    p.add_argument("--only", help="rows whose name has one of these texts, as in step,matmul; =bert is the row bert alone")
     p.add_argument("--quick", action="store_true", help="few rows, 5 rounds unless --rounds is given: minutes")
     p.add_argument("--rounds", type=int, help="of both builds (default: 7)")
     p.add_argument("--pairs", type=int, default=3, help="samples of each build in a round (default: 3)")

@@ -165,6 +165,70 @@ TEST(Assignment, WhatOnlyBackwardKeepsIsRefused) {
                   "exp: result 0 (f64[4] cpu) was overwritten after it was saved for backward");
 }
 
+// Each level of a function transform has a handle of its own, and may keep the result.
+TEST(Assignment, ATemporaryInsideOfATransformIsRefused) {
+  const Tensor x = range(4) + 1.0, rows = reshape(range(12), {3, 4}), u = full({}, 7.0);
+  const std::string why = "nothing else refers to, so what is written would be lost";
+  using Body = std::function<void(const Tensor&)>;
+  const std::vector<std::pair<const char*, Body>> lost = {
+      {"sum", [&](const Tensor& t) { (t + t) = 7.0; }},
+      {"row of sum", [&](const Tensor& t) { (t + t)[0] = u; }},
+      {"exp", [&](const Tensor& t) { exp(t) = 7.0; }},
+      {"row of exp", [&](const Tensor& t) { exp(t)[0] = u; }},
+      {"view of exp",
+       [&](const Tensor& t) {
+         exp(t).reshape({2, 2})[1] = u;
+       }},
+      {"copy", [&](const Tensor& t) { clone(t) = 7.0; }},
+  };
+  const std::vector<std::pair<const char*, Body>> seen = {
+      {"whole",
+       [&](const Tensor& t) {
+         const Tensor y = exp(t);
+         auto handle = [&] { return y; };
+         NoGrad off;
+         handle() = 7.0;
+       }},
+      {"detached",
+       [&](const Tensor& t) {
+         const Tensor y = exp(t);
+         y.detach() = 7.0;
+       }},
+      {"row",
+       [&](const Tensor& t) {
+         const Tensor y = exp(t);
+         NoGrad off;
+         y[0] = u;
+       }},
+  };
+  auto used = [](const Body& body) {
+    return [body](const Tensor& t) {
+      body(t);
+      return sum(t * t);
+    };
+  };
+  const std::vector<std::pair<const char*, std::function<void(const Body&)>>> transforms = {
+      {"grad", [&](const Body& b) { grad(used(b))(x); }},
+      {"grad of grad",
+       [&](const Body& b) { grad([&](const Tensor& t) { return sum(grad(used(b))(t)); })(x); }},
+      {"jvp", [&](const Body& b) { jvp(used(b), x, x); }},
+      {"vmap", [&](const Body& b) { vmap(used(b))(rows); }},
+      {"vmap of grad", [&](const Body& b) { vmap(grad(used(b)))(rows); }},
+      {"grad of vmap",
+       [&](const Body& b) { grad([&](const Tensor& t) { return sum(vmap(used(b))(t)); })(rows); }},
+  };
+  for (const auto& [transform, run] : transforms) {
+    for (const auto& [what, body] : lost) {
+      SCOPED_TRACE(std::string(transform) + ": " + what);
+      expect_contains(error_of([&] { run(body); }), why);
+    }
+    for (const auto& [what, body] : seen) {
+      SCOPED_TRACE(std::string(transform) + ": " + what);
+      EXPECT_NO_THROW(run(body));
+    }
+  }
+}
+
 TEST(Assignment, ExpandedElementsAreRefused) {
   Tensor a = range(3), b = range(3), u = ones({3}, {.dtype = kF64});
   const std::string whole = "is expanded, its elements share memory; clone it first",
