@@ -82,6 +82,8 @@ class CompareBuilds(unittest.TestCase):
 
     def test_rows_can_be_chosen(self):
         self.assertEqual(set(self.run_script("--only", "view")[1]), {"view"})
+        self.assertEqual(set(self.run_script("--only", "=view")[1]), {"view"})
+        self.assertIn("no row has such a name", self.run_script("--only", "=vie")[1])
         self.assertEqual(set(self.run_script("--only", "ops: s,step")[1]), {"ops: sum", "step"})
         self.assertIn("no row has such a name", self.run_script("--only", "nothing")[1])
 
