@@ -1,11 +1,11 @@
 // A process group over one engine: it checks the arguments of a call, numbers it, keeps calls in
 // the order of submission and remembers the first failure. A synchronous call runs on its caller's
 // thread when no other call is in progress; all others run on the group's communication thread,
-// which the first asynchronous call starts. The engine may leave a call to waiters: it then runs on
-// the thread that waits for it, or on the communication thread once it has been queued for a while
-// or a thread waits that cannot run it. Sends and receives, which may take longer than the call
-// that is waited for, are never left. Invariants: at most one thread is inside the engine, and only
-// that thread takes calls from the queue.
+// which the first asynchronous call starts. The engine may leave a call to the thread that waits
+// for it. The communication thread runs it instead once it has been queued for a while, or where
+// the waiting thread cannot run it. Sends and receives are never left to a waiting thread, because
+// they may take longer than the call that it waits for. Invariants: at most one thread is inside
+// the engine, and only that thread takes calls from the queue.
 #pragma once
 #include <deque>
 #include <functional>

@@ -1,7 +1,7 @@
 // The group that programs hold: one backend group for each kind of device. The tensors of a call
 // decide which one runs it, so a program names no backend. Tensors of a device that has no backend
-// go through copies on the CPU and its group. Invariant: on every device, the members are the same
-// ranks in the same order.
+// are copied to the CPU, whose group then runs the call. Invariant: on every device, the members
+// are the same ranks in the same order.
 #pragma once
 #include <array>
 #include <functional>

@@ -2,7 +2,7 @@
 // that one waits too, in whatever group, the rank at the end of the chain. Each rank publishes in a
 // record what it waits for; the search follows the records until it finds a rank that waits for no
 // other. These are pure functions of records. Invariant: a rank that waits, and still says so, is
-// blamed only where ranks wait for each other.
+// blamed only where ranks wait in a circle.
 #pragma once
 #include <functional>
 #include <optional>

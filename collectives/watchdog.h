@@ -2,9 +2,10 @@
 // the rank's groups, whatever the backend, are reported to it when they have lasted 100 ms, or
 // sooner. Its thread then publishes what this rank waits for (wait_graph.h), looks for ranks that
 // have died, logs after 10 s which ranks this rank waits for, and at the deadline ends the wait
-// with an error that names the culprit: the rank at the end of the chain of ranks that wait for
-// another, in whatever groups. Invariant: the first failure of a rank is named as the cause of
-// every later failure that it leads to, here and on its peers.
+// with an error that names the rank to blame. Where that rank waits as well, in whatever group, the
+// blame goes on to the rank that it waits for, and so to the end of the chain. Invariant: the first
+// failure of a rank is named as the cause of every later failure that it leads to, here and on its
+// peers.
 #pragma once
 #include <condition_variable>
 #include <list>

@@ -12,8 +12,8 @@
 //
 // Arguments and results are trees (core/autograd/tree.h): tensors, numbers, text, and containers,
 // tuples and structs of them. The first calls run the function and record it
-// (record/step_recorder.h). Once two calls on different memory gave the same single graph, and the
-// graph says all that they did, later calls with arguments of the same types run that graph alone.
+// (record/step_recorder.h). Two such calls on different memory may give the same graph, which holds
+// all that they did. From then on, calls with arguments of the same types run that graph alone.
 // Where a call reads values, talks to other ranks itself or leaves new tensors behind, the function
 // runs at every call, and the graphs between the points where it reads are run compiled: slower,
 // but right. What changes from call to call must be an argument or the values of a tensor (a

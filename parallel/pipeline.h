@@ -2,7 +2,7 @@
 // passes through them in micro-batches, so that stages work at the same time. Activations are sent
 // forward and gradients back in the order of the schedule (schedule.h). Invariants: nothing is sent
 // before the schedule is known to finish; the generator's state travels with the activations, so
-// masks are those of the whole model; when a stage fails, the others fail with it.
+// dropout draws the masks of the whole model; when a stage fails, the others fail with it.
 #pragma once
 #include <functional>
 #include <memory>

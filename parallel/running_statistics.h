@@ -1,10 +1,10 @@
 // Running statistics (batch-norm's means and variances) of a data-parallel model. Each micro-batch
-// is normalised by its own statistics, but inference needs one set of values. Invariant: after a
-// step every rank holds the mean, over the step's micro-batches of all ranks, of what each would
-// have made of the values before the step. So one rank with one micro-batch gets the usual values,
-// those of batch-norm without parallelism. Where micro-batches are summed in a balanced tree (their
-// number is a power of two), the bits of these means do not depend on how the micro-batches are
-// distributed over ranks.
+// is normalised by its own statistics, but inference needs one set of values. Each micro-batch by
+// itself would turn the values before a step into new ones. Invariant: after the step every rank
+// holds the mean of these new values over the micro-batches of all ranks. So one rank with one
+// micro-batch gets the usual values, those of batch-norm without parallelism. Where micro-batches
+// are summed in a balanced tree (their number is a power of two), the bits of these means do not
+// depend on how the micro-batches are distributed over ranks.
 // Internal: not part of the public interface.
 #pragma once
 #include <functional>

@@ -3,10 +3,10 @@
 // area, posts the phase, waits until all ranks have posted it, and reads. The first phase carries
 // the call's fingerprint, so a mismatch costs no extra round trip and is found before anything is
 // written. Pieces that peers can reach (tensors of threads; for processes, tensors in a pool) are
-// read where they lie instead. A slow peer may still write to a tensor of a call that failed.
-// Invariant: what is read between waiting for phase k and posting phase k + 1 may be overwritten
-// after waiting for phase k + 1, because all ranks have read it by then; so two staging areas, used
-// in turn, need no second flag.
+// read where they lie instead, so after a call has failed a slow peer may still write to its
+// tensors. Invariant: a rank posts phase k + 1 only after it has read what its peers gave in phase
+// k. So a rank that has waited for phase k + 1 may overwrite what it gave in phase k, and two
+// staging areas, used in turn, need no second flag.
 #pragma once
 #include <functional>
 #include <optional>

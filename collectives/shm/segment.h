@@ -2,7 +2,7 @@
 // counters and latest calls, and a staging area; each ordered pair has a mailbox for send and recv.
 // The memory is a mapping without a name (memfd), so nothing is left behind however ranks end;
 // ranks that are threads share one mapping. Invariant: only rank r writes state(r), except for its
-// bell.
+// bell, which peers ring.
 #pragma once
 #include <sched.h>
 

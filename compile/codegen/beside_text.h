@@ -1,9 +1,9 @@
 // The text of nests that run beside each other: all in one loop of steps (prologue.h), each on a
-// row of its own, nest k on the row that is k before that of the first nest. The values of the row
-// that a nest needs are computed from the totals of the nests before it; the totals travel with the
-// row. Where a softmax works in pieces, the first two nests are on one row, the first a piece
-// ahead. m3 then holds the maxima of the pieces and later the factors of their exponentials, p6 the
-// sums.
+// row of its own: nest k is k rows behind the first nest. The values of the row that a nest needs
+// are computed from the totals of the nests before it; the totals travel with the row. Where a
+// softmax works in pieces, the first two nests are on one row, the first a piece ahead. In that
+// case m3 holds the maxima of the pieces and later the factors of their exponentials, and p6 holds
+// the sums of the pieces.
 #pragma once
 #include <set>
 

@@ -6,9 +6,9 @@
 // instruction computes in the compute type of its dtype (f32 for 16-bit floats, i64 for narrow
 // integers) and rounds its result to its dtype, so fused pointwise ops give the bits of the ops run
 // one by one. Only sums may be taken in another order, one that the body fixes, and a maximum or
-// minimum of two zeros may be either. (Softmax, an exp(x - amax(x)) that is only summed and divided
-// by its sum, is computed as core's softmax kernel does: exponentials within 1 ulp and 0 below
-// 2^-126, times the reciprocal of the sum.)
+// minimum of 0 and -0 may be either of them. (Softmax, an exp(x - amax(x)) that is only summed and
+// divided by its sum, is computed as core's softmax kernel does: exponentials within 1 ulp and 0
+// below 2^-126, times the reciprocal of the sum.)
 #pragma once
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// Recognises a softmax, exp(x - max(x)) along a row, in a schedule. What is known of its
-// exponentials allows generated code that would be wrong for others.
+// Recognises a softmax, exp(x - max(x)) along a row, in a schedule. Its exponentials are at most 1
+// and one of them is 1, which allows generated code that would be wrong for other exponentials.
 #pragma once
 #include "compile/codegen/schedule.h"
 

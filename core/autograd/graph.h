@@ -1,7 +1,7 @@
 // The graph that backward walks. A recorded op is a GradNode; a tensor that requires grad has a
-// GradMeta, which names its producer or marks a leaf. Invariant: the number of a node is greater
-// than those of the producers of its inputs, also when other threads made those, so a walk by
-// falling number visits every consumer before its producers.
+// GradMeta, which names its producer or marks a leaf. Invariant: a node has a greater number than
+// the nodes that produced its inputs, also where other threads recorded these. So a walk by falling
+// number visits every consumer before its producers.
 // Internal: not part of the public interface.
 #pragma once
 #include <functional>

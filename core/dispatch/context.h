@@ -1,7 +1,8 @@
-// State of the calling thread: which layers are on, which backend runs. There are no
-// mutable globals, so N ranks can be N threads of one process. Invariant: every change is scoped
-// (Scoped restores on exit). Headers do not include this file, since a change of it recompiles what
-// includes it: they declare scopes and questions of single fields (target.h, default_device.h).
+// State of the calling thread: which layers are on, which backend runs. There are no mutable
+// globals, so N ranks can be N threads of one process. Invariant: every change is scoped (Scoped
+// restores on exit). Headers do not include this file, since a change of it recompiles what
+// includes it. They include files that declare the access to single fields (target.h,
+// default_device.h).
 #pragma once
 #include "core/dispatch/phase.h"
 #include "core/dispatch/target.h"

@@ -1,6 +1,6 @@
 // The device of tensors that are created without one, parameters of modules included: TensorOptions
 // starts with it. It is a setting of the thread. Data loaders and kernels name their device (or
-// mean the host) and do not read it. Invariant: it is there.
+// mean the host) and do not read it. Invariant: it is a device that this process can use.
 #pragma once
 #include "core/tensor/device.h"
 

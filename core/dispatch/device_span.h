@@ -1,8 +1,9 @@
-// What a device does, in a profile: while it lives, what the calling thread enqueues on a stream is
-// an event of the device's own lane, from where it begins there to where it ends, with a sample of
-// the memory that is then held. Where the thread records no profile nothing happens; a device
-// without a clock has samples of memory only. Invariant: nothing here waits, but for the first
-// event of a lane in a profile; times are read when somebody asks for the profile's events.
+// Puts the work of a device into a profile. What the calling thread enqueues on a stream while a
+// span lives becomes one event in a lane of the device, which begins and ends when that work does,
+// with a sample of the memory that is then held. Where the thread records no profile nothing
+// happens; a device without a clock has samples of memory only. Invariant: nothing here waits,
+// except for the first event of a lane in a profile; times are read when somebody asks for the
+// profile's events.
 #pragma once
 #include <memory>
 #include <string_view>

@@ -1,6 +1,7 @@
-// In-place updates, all built on assign. Autograd records those declared from assign_ to zero_:
-// tensors on the memory of the destination have the gradient of the new values afterwards. Outside
-// of NoGrad they throw UserError for a leaf that requires grad; optimizer steps run in NoGrad.
+// In-place updates, all built on assign. Autograd records the functions from assign_ to zero_:
+// afterwards, every tensor that shares the memory of the destination has the gradient of the new
+// values. Outside of NoGrad they throw UserError for a leaf that requires grad; optimizer steps run
+// in NoGrad.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/ops/update_attributes.h"

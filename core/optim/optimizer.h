@@ -1,6 +1,6 @@
-// The base of all optimizers has groups of parameters with their options, and state. Invariant:
-// everything that changes from step to step is a tensor (learning rates, the step count, moments),
-// so a traced step freezes none of it and a checkpoint is a list of named tensors.
+// The base class of all optimizers holds groups of parameters, their options and their state.
+// Invariant: everything that changes from step to step is a tensor (learning rates, the step count,
+// moments), so a traced step freezes none of it and a checkpoint is a list of named tensors.
 #pragma once
 #include <optional>
 #include <span>

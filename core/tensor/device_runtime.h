@@ -1,8 +1,7 @@
 // What a kind of device gives: memory, streams, events, copies. Everything above asks these objects
-// and names no kind of device. A kind is registered once, when the program starts, by this build
-// or by a library outside the tree; its kernels are added by add_kernels (core/dispatch/kernel.h).
-// Invariant: nothing here blocks the calling thread but synchronize(), and a copy whose comment
-// says so.
+// and names no kind of device. A kind is registered once, when the program starts, by this build or
+// by a library outside the tree; its kernels are added by add_kernels (core/dispatch/kernel.h).
+// Invariant: only synchronize(), and copies whose comments say so, block the calling thread.
 #pragma once
 #include <memory>
 #include <optional>

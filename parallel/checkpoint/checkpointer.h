@@ -1,7 +1,7 @@
 // Saves checkpoints. A save is one immutable folder per step, which is committed by a rename once
 // every rank's file is on disk. It is then read back, `latest` is swapped, and only after that
-// older steps are removed. By default save() only marks what this rank writes as being read
-// (snapshot.h); a writer thread with a process group of its own copies it while training goes on,
+// older steps are removed. By default save() only marks the tensors that this rank is to write
+// (snapshot.h). A writer thread with a process group of its own copies them while training goes on,
 // and does the rest. Invariant: whatever fails, and wherever a process is killed, the newest
 // complete step stays loadable and training may go on.
 #pragma once

@@ -1,7 +1,8 @@
 // The cards of this machine, each with its primary context, which is retained once and kept. Driver
 // calls concern the context that is current on the calling thread; CurrentDevice makes it so and
 // puts back what was there. Invariant: no function of this folder changes the context of a thread
-// that has one; a thread without keeps the first that it is given, which saves two calls a launch.
+// that has one; a thread without one keeps the first that it is given, which saves two driver calls
+// for each launch.
 #pragma once
 #include <cstddef>
 #include <string>

@@ -1,5 +1,5 @@
 // Copies and fills that run on a stream. Invariant: the calling thread waits for none of them,
-// except where the host's side is memory that is not pinned: then until that has been read, or
+// except where the host's memory is not pinned: it then waits until that memory has been read or
 // written.
 #pragma once
 #include <cstddef>

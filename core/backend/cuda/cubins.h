@@ -1,9 +1,9 @@
-// From a kernel's text to the code of a card (a cubin). In this order: a pack that came with the
-// program (share/tessera/sm_90.pack), what this process has compiled, what this user's programs
-// have compiled before (the cache on disk), the run-time compiler. Invariant: a cubin is found by
-// the hash of all it was made of (text, architecture, options, and whether for a card or for the
-// virtual GPU), on disk also by the compiler's version; so one that is found is the one that
-// compiling would give, up to the version that made the pack.
+// Finds or makes the code of a card (a cubin) for a kernel's text. It looks in this order: a pack
+// that came with the program (share/tessera/sm_90.pack), what this process has compiled, what this
+// user's programs have compiled before (the cache on disk), the run-time compiler. Invariant: a
+// cubin is found by the hash of all it was made of (text, architecture, options, and whether for a
+// card or for the virtual GPU), on disk also by the compiler's version. So what is found is what
+// compiling would give, except that another version of the compiler may have made the pack.
 #pragma once
 #include <map>
 #include <mutex>

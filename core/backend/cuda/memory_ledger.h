@@ -1,6 +1,6 @@
 // The ledger says who holds how many bytes of a card. A block is entered under the label that is in
-// force on the thread that allocates it (core/tensor/memory_label.h), and leaves under its holder
-// of then. Invariant: the sum over all holders is what is live.
+// force on the thread that allocates it (core/tensor/memory_label.h), and is removed under the same
+// one, whatever label is in force by then. Invariant: the sum over all holders is what is live.
 #pragma once
 #include <cstddef>
 #include <string>

@@ -34,7 +34,7 @@ class RefusalWord {
   /// for what was refused.
   void launched() const;
   /// Waits for the launch and throws UserError for what the stream's ops have refused: for an op
-  /// whose other kernels rely on what the launch looked at.
+  /// whose other kernels rely on what the launch looked at (offsets of segments and of rows).
   void wait() const;
 
  private:

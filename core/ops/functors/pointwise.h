@@ -1,7 +1,7 @@
 // Every pointwise op as one functor of its name, exp::apply(x), from the column `kernel` of
-// core/ops/pointwise.def. One text, used four ways: eager CPU, eager CUDA, generated CPU and
-// generated CUDA; so it includes nothing but that table, whose text stands in its place in
-// generated code, and its includer supplies prelude.h and the functions of this folder first.
+// core/ops/pointwise.def. The same text serves eager and generated code, on CPUs and in CUDA. So it
+// includes nothing but that table (generated code has the text of the table in its place), and a
+// file that includes it includes prelude.h and the functions of this folder first.
 namespace tessera::functors {
 
 #define TESSERA_OP1(name, kernel, ...) \

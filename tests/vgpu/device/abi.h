@@ -30,7 +30,7 @@ struct VgpuCalls {
   const char* (*exchange)(unsigned mask, const void* mine, int bytes, int line);
   /// The kernel reads from a lane that `mask` does not name, or that is not there.
   void (*missing_lane)(unsigned mask, unsigned lane, int line);
-  /// Writes before it are seen by whoever sees an atomic after it.
+  /// A thread that sees an atomic after it also sees the writes before it.
   void (*fence)();
   /// Ends the kernel with `error` (of the driver) and a reason.
   void (*stop)(int error, const char* why, int line);

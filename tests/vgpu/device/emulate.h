@@ -215,7 +215,7 @@ VGPU_REDUCE(xor, a ^ b)
 #define __reduce_and_sync(mask, x) vgpu_reduce_and(__LINE__, mask, x)
 #define __reduce_or_sync(mask, x) vgpu_reduce_or(__LINE__, mask, x)
 #define __reduce_xor_sync(mask, x) vgpu_reduce_xor(__LINE__, mask, x)
-/// Threads of a warp run one after the other, so who asks is alone.
+/// Threads of a warp run one after the other, so the one that asks is alone.
 inline unsigned __activemask() { return 1u << vgpu::lane(); }
 
 // ---- atomics: one thread runs at a time, so they are plain; checked modules tell them apart ----

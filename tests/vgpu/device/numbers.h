@@ -1,8 +1,8 @@
 // The numbers of CUDA C++: vector types, bit casts, rounding, integer intrinsics, mathematics,
-// loads that name a cache, and narrow floats by their bits. Included by emulate.h, and by no system
-// header's leave: what libm gives is declared here. Invariant: what CUDA rounds correctly is
-// rounded correctly here; approximations of the card (__expf and its like) are the exact function
-// instead.
+// loads that name a cache, and narrow floats by their bits. It is included by emulate.h, and
+// includes no system header: what it needs of libm is declared here. Invariant: what CUDA rounds
+// correctly is rounded correctly here; approximations of the card (__expf and its like) are the
+// exact function instead.
 #pragma once
 
 #define VGPU_VECTOR(type, name, bytes)                      \

@@ -1,8 +1,8 @@
 // Runs the blocks of a launch one after the other on the calling thread. A thread of a block runs
 // until it waits for others (a barrier, an exchange of its warp) and gives way on a fiber then, so
-// a block of N threads costs N calls, and a switch of stacks for each thread and wait. Invariant:
-// who waits is released only when all who are asked for have come; where nobody can come any more,
-// that is told.
+// a block of N threads costs N calls, and a switch of stacks for each thread and wait. Invariant: a
+// thread that waits is released only when all threads that it waits for have come; where one of
+// them cannot come any more, this is reported.
 #pragma once
 #include <cstdint>
 #include <stdexcept>

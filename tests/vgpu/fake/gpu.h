@@ -1,8 +1,8 @@
-// The virtual devices of this process: their work, their memory, and the scheduler, which is no
-// friend. It runs an op late (when somebody waits for it), at once (eager), or at times that a seed
-// draws, so that a wait which is missing shows. Invariant: one op runs at a time, under the mutex;
-// functions of the host alone run without it. Nothing here is destroyed: threads of the program may
-// end after main.
+// The virtual devices of this process: their work, their memory, and the scheduler. It runs an op
+// late (when somebody waits for it), at once (eager), or at times that a seed draws, so that a
+// missing wait gives wrong values. Invariant: one op runs at a time, under the mutex; functions of
+// the host alone run without it. Nothing here is destroyed: threads of the program may end after
+// main.
 #pragma once
 #include <condition_variable>
 #include <map>

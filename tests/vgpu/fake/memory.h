@@ -3,7 +3,7 @@
 // used twice and have red zones between them; ranges of cuMemAddressReserve get memory by maps.
 // Inside a block an allocator may tell of parts (annotations), which do come back. Invariant: every
 // block and part has a life in op numbers: an op may use it if it was submitted in between, so it
-// does not matter when the op runs. The host may touch none of it but while an op runs.
+// does not matter when the op runs. The host may touch none of this memory except while an op runs.
 #pragma once
 #include <array>
 #include <cstdint>

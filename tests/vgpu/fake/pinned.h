@@ -1,6 +1,6 @@
 // Pinned host memory, which copies use while the host goes on. Invariant: from the submission of a
 // copy until the host has waited for it, the buffer is closed: for reading where the copy writes,
-// for writing where it reads. So what reads too early faults, on every run.
+// for writing where it reads. So a program that reads too early faults, on every run.
 #pragma once
 #include <cstdint>
 #include <map>

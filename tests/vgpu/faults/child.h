@@ -1,5 +1,5 @@
-// A program with a fault, in a process of its own: some end by a signal, and each needs a device
-// that is as new. Invariant: the parent never starts the driver.
+// Runs a program with a fault in a process of its own, since some end by a signal and each needs a
+// fresh device. Invariant: the parent never starts the driver.
 #pragma once
 #include <functional>
 #include <map>

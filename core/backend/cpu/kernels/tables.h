@@ -1,5 +1,5 @@
-// The function tables that kernels/ files fill, one struct per family. Plain pointers and integers
-// only.
+// The tables of functions that the files of kernels/ fill, one struct for each family. They take
+// pointers, numbers and plain structs only.
 #pragma once
 #include <cstddef>
 #include <cstdint>
