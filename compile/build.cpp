@@ -11,6 +11,7 @@
 #include "compile/codegen/streams.h"
 #include "compile/passes/passes.h"
 #include "compile/passes/recompute.h"
+#include "compile/run/program.h"
 #include "core/base/env.h"
 #include "core/base/log.h"
 
@@ -54,9 +55,11 @@ void set_code(Graph& graph, std::span<const Ref<const LoadedKernel>> code) {
       n.prim = PrimRef(new Fused(f->name, f->body, f->results, code[k++]));
 }
 
-// The operands of a fused op on a device that are numbers of the host.
+// The operands of a fused op on a device that are numbers of the host; none where the executor
+// copies these to the device.
 uint64_t host_numbers(const Graph& graph, const Node& n) {
   uint64_t numbers = 0;
+  if (captures_steps(as_fused(*n.prim)->device())) return numbers;
   for (size_t k = 0; k < n.in.size(); ++k)
     numbers |= uint64_t(is_host_number(graph[n.in[k]].meta)) << k;
   return numbers;

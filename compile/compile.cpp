@@ -127,6 +127,7 @@ struct StepCompiler::Impl {
     if (!std::exchange(known_call.order_compared, true))
       call_order.emplace(collective_orders(executor.graph()));
     Tensors outputs = executor.run(inputs, call.implicit);
+    report.device_graphs = executor.device_graphs();
     StepResults results{.tensors = {}, .key = {}, .like = call.like};
     for (const Source& s : call.results) results.tensors.push_back(give(s, outputs, inputs));
     for (const CachedSlot& s : call.slots)

@@ -36,6 +36,7 @@ namespace tessera::compiler {
 struct CompileReport {
   int64_t calls = 0, replays = 0;  // of them, without running the function
   int64_t recordings = 0, segments = 0;
+  int device_graphs = 0;  // that the last replay launched: one for a whole step, if it can be
   int compiled = 0;      // distinct graphs that are run compiled; one that serves many sizes is one
   double compile_s = 0;  // for them: passes, code (or the cache), memory
   // For graphs that serve many sizes: how many sizes were planned, how often the C++ compiler ran

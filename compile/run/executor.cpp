@@ -1,11 +1,14 @@
 #include "compile/run/executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <list>
 
 #include "compile/codegen/fused.h"
 #include "compile/ir/as_strided.h"
 #include "compile/ir/interpreter.h"
+#include "compile/run/captured_steps.h"
+#include "compile/run/host_first.h"
 #include "compile/run/memory_order.h"
 #include "compile/run/program.h"
 #include "core/base/profile.h"
@@ -18,18 +21,6 @@
 
 namespace tessera::compiler {
 namespace {
-
-// The range of elements that the handles of an input touch, counted from its first one.
-Range reach_of(const Memory& m) {
-  Range all{0, 0, 0};
-  for (const Memory::View& v : m.views) {
-    Range r = extent_of(v.tensor.meta(), v.offset);
-    if (r.size == 0) continue;
-    int64_t end = std::max(all.begin + all.size, r.begin + r.size);
-    all.begin = std::min(all.begin, r.begin), all.size = end - all.begin;
-  }
-  return all;
-}
 
 // The bytes of the elements of `t` in memory; expanded elements count once.
 size_t bytes_of(const Tensor& t) {
@@ -91,8 +82,9 @@ struct Executor::Impl {
   // Plans the steps under the settings of the calling thread. No collective of an earlier run may
   // be pending.
   void plan_steps() {
+    captured.reset();
     program = make_program(graph);
-    arenas.clear();
+    arenas.clear(), blocks.clear();
     outputs.clear();
     inputs.assign(graph.inputs.size(), {});
     implicit.assign(graph.implicit.size(), {});
@@ -116,20 +108,13 @@ struct Executor::Impl {
 
   static Graph ordered(Graph g) {
     order_for_memory(g);
+    move_host_first(g);
     return g;
   }
 
   // ---- memory
 
   Memory& memory(MemoryId m) { return program.memories[size_t(m)]; }
-
-  static void bind(Memory& m, const Ref<Storage>& storage, int64_t base) {
-    m.storage = storage;
-    for (Memory::View& v : m.views) {
-      v.tensor.impl()->storage = storage;
-      v.tensor.impl()->offset = base + v.offset;
-    }
-  }
 
   ~Impl() {
     if (shared && shared->user == this) shared->user = nullptr;
@@ -164,6 +149,7 @@ struct Executor::Impl {
       if (m.kind == Memory::Kind::kArena || m.kind == Memory::Kind::kOutput)
         bind(m, make_ref<Storage>(nullptr, m.bytes, m.storage->device(), nullptr), 0);
     arenas.clear();
+    captured.reset();
   }
 
   void take_memory() {
@@ -172,6 +158,8 @@ struct Executor::Impl {
     std::vector<Ref<Storage>> taken;
     for (const Arena& a : program.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
     arenas = std::move(taken);
+    captured.reset();
+    take_blocks();
     for (Memory& m : program.memories) {
       if (m.kind != Memory::Kind::kArena) continue;
       const Ref<Storage>& arena = arenas[size_t(m.arena)];
@@ -180,6 +168,48 @@ struct Executor::Impl {
     }
     for (Step& s : program.steps)
       if (s.scratch != kNoMemory) s.workspace.data = memory(s.scratch).storage->data();
+  }
+
+  // Memory for copies of numbers of the host.
+  void take_blocks() {
+    blocks.clear();
+    for (const Program::NumberBlock& b : program.blocks)
+      blocks.push_back({make_ref<Storage>(b.bytes, b.device, allocator_of(b.device)), {}});
+    for (Memory& m : program.memories) {
+      if (m.kind != Memory::Kind::kNumber) continue;
+      const Ref<Storage>& block = blocks[size_t(m.index)].storage;
+      void* data = static_cast<char*>(block->data()) + m.offset;
+      bind(m, make_ref<Storage>(data, m.bytes, block->device(), block), 0);
+    }
+  }
+
+  // Copies numbers of the host to the device, where they are others than at the last run.
+  void copy_numbers(const NumberCopies& c) {
+    NumberBlock& block = blocks[size_t(c.block)];
+    const Device device = block.storage->device();
+    Storage staged(c.bytes, kCPU, runtime_of(device).host_allocator());
+    auto* to = static_cast<char*>(staged.data());
+    std::memset(to, 0, c.bytes);
+    for (const NumberCopies::Number& n : c.numbers) {
+      n.from.storage()->wait_ready();
+      const size_t size = size_of(n.from.dtype());
+      const auto* from = static_cast<const char*>(n.from.raw_values());
+      const int64_t stride = n.from.ndim() ? n.from.strides()[0] * int64_t(size) : 0;
+      for (int64_t k = 0; k < n.from.numel(); ++k)
+        std::memcpy(to + n.offset + size_t(k) * size, from + k * stride, size);
+    }
+    block.values.resize(block.storage->bytes());
+    char* last = block.values.data() + c.begin;
+    if (block.filled.size() <= c.begin) block.filled.resize(block.storage->bytes());
+    if (block.filled[c.begin] && std::memcmp(last, to, c.bytes) == 0) return;
+    std::memcpy(last, to, c.bytes);
+    block.filled[c.begin] = true;
+    const Stream stream = stream_of(device);
+    block.storage->wait_writable(stream);
+    if (runtime_of(device).copy(static_cast<char*>(block.storage->data()) + c.begin, device, to,
+                                kCPU, c.bytes, stream))
+      if (Ref<Event> read = runtime_of(device).record(stream)) staged.add_reader(std::move(read));
+    block.storage->used_on(stream, /*writes=*/true);
   }
 
   // Lets a run on another stream than the last one's come after it: values that share bytes of the
@@ -279,8 +309,11 @@ struct Executor::Impl {
     EagerScope eager;
     Scoped<LayerMask> below_all_layers(context().enabled, 0);
     try {
-      current_profile() ? run_profiled() : run_steps();
+      captured.begin_run(program, /*step_by_step=*/current_profile() != nullptr);
+      run_steps();
+      captured.end_run(program);
     } catch (...) {
+      captured.reset();
       abandon_run();
       throw;
     }
@@ -292,7 +325,20 @@ struct Executor::Impl {
   }
 
   void run_steps() {
-    for (const Step& s : program.steps) run_step(s);
+    const bool profiled = current_profile() != nullptr;
+    const int count = int(program.steps.size());
+    size_t range = 0, copies = 0;
+    for (int i = 0; i < count;) {
+      for (; copies < program.copies.size() && program.copies[copies].before == i; ++copies)
+        copy_numbers(program.copies[copies]);
+      if (range < program.ranges.size() && program.ranges[range].begin == i)
+        if (captured.run(program, range++)) {
+          i = program.ranges[range - 1].end;
+          continue;
+        }
+      const Step& s = program.steps[size_t(i++)];
+      profiled ? run_profiled(s) : run_step(s);
+    }
   }
 
   void run_step(const Step& s) {
@@ -345,15 +391,13 @@ struct Executor::Impl {
     return fused ? std::string_view(fused->name) : s.prim->name();
   }
 
-  void run_profiled() {
-    for (const Step& s : program.steps) {
-      // The text is made before the span begins: for a large kernel this takes as long as a small
-      // kernel.
-      std::string detail = to_string(graph, graph.nodes[size_t(s.node)]);
-      ProfileSpan span(name_of(s), s.collective ? "op" : "kernel");
-      span.set_detail(std::move(detail));
-      run_step(s);
-    }
+  void run_profiled(const Step& s) {
+    // The text is made before the span begins: for a large kernel this takes as long as a small
+    // kernel.
+    std::string detail = to_string(graph, graph.nodes[size_t(s.node)]);
+    ProfileSpan span(name_of(s), s.collective ? "op" : "kernel");
+    span.set_detail(std::move(detail));
+    run_step(s);
   }
 
   // Waits until nothing of the last run is pending, so that arenas and outputs may be written
@@ -405,6 +449,13 @@ struct Executor::Impl {
   std::vector<Stream> last_streams;     // by arena that is not shared: of the last run
   std::vector<Ref<Event>> unfinished;   // collectives of the last run that nothing waited for
   std::vector<MemoryId> owners;         // reused by check_written_apart
+  struct NumberBlock {
+    Ref<Storage> storage;
+    std::vector<char> values = {};  // that were copied last
+    std::vector<bool> filled = {};  // by byte: whether copies that begin there were made
+  };
+  std::vector<NumberBlock> blocks;  // as in the program
+  CapturedSteps captured;
 };
 
 Executor::Executor(Graph graph, std::shared_ptr<SharedArena> arena)
@@ -418,5 +469,6 @@ Tensors Executor::run(std::span<const Tensor> inputs, std::span<const Tensor> im
 const Graph& Executor::graph() const { return impl_->graph; }
 const MemoryPlan& Executor::memory() const { return impl_->plan; }
 const Traffic& Executor::traffic() const { return impl_->traffic; }
+int Executor::device_graphs() const { return impl_->captured.launches(); }
 
 }  // namespace tessera::compiler

@@ -1,13 +1,17 @@
 #include "compile/run/program.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "collectives/ops.h"
+#include "compile/codegen/fused.h"
 #include "compile/ir/as_strided.h"
 #include "compile/run/cat_in_place.h"
+#include "core/base/env.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/plan_cache.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera::compiler {
 namespace {
@@ -37,6 +41,8 @@ class ProgramMaker {
     add_outputs();
     finish_pending();
     lay_out_arenas();
+    find_ranges();
+    join_copies();
     return std::move(s_);
   }
 
@@ -231,12 +237,19 @@ class ProgramMaker {
   }
   bool is_joined(const ValueIds& out) const { return value_[size_t(out[0])].defined(); }
 
-  // Copies numbers and keys of the host to `device` for a kernel that does not take them by value.
+  // Copies numbers and keys of the host to `device` for a kernel that does not take them by value,
+  // or is to be captured.
   void bring_numbers(const Primitive& op, const Kernel& kernel, Device device,
                      std::vector<Tensor>& in) {
-    if (device.is_cpu() || kernel.host_scalars) return;
+    if (device.is_cpu()) return;
+    const bool captured = captures_steps(device);
+    if (kernel.host_scalars && !captured) return;
     for (Tensor& t : in) {
       if (t.device() == device || !may_be_on_host(op, t.meta()) || !t.storage()) continue;
+      if (captured) {
+        t = number_on(device, t);
+        continue;
+      }
       s_.transfers.push_back(transfer_primitive(device));
       const Primitive& prim = *s_.transfers.back();
       const Tensor there = fresh(Meta::contiguous(t.shape(), t.dtype(), device), node_);
@@ -244,6 +257,27 @@ class ProgramMaker {
            {&there, 1}, false);
       t = there;
     }
+  }
+
+  // A place for the value of `t`, which is on the host, in the block of `device`.
+  Tensor number_on(Device device, const Tensor& t) {
+    constexpr size_t kAlign = 16;
+    size_t block = 0;
+    while (block < s_.blocks.size() && s_.blocks[block].device != device) ++block;
+    if (block == s_.blocks.size()) s_.blocks.push_back({device});
+    const Meta meta = Meta::contiguous(t.shape(), t.dtype(), device);
+    const MemoryId m =
+        add_memory(Memory::Kind::kNumber, bytes_of(meta), device, int(g_.nodes.size()));
+    memory(m).index = int(block), memory(m).offset = s_.blocks[block].bytes;
+    s_.blocks[block].bytes += (bytes_of(meta) + kAlign - 1) / kAlign * kAlign;
+    const int now = int(s_.steps.size());
+    memory(memory_of(t)).last = std::max(memory(memory_of(t)).last, now);
+    s_.copies.push_back({.before = now,
+                         .block = int(block),
+                         .begin = memory(m).offset,
+                         .bytes = bytes_of(meta),
+                         .numbers = {{t, 0}}});
+    return see(m, meta, 0);
   }
 
   void make_dense(const KernelCall& call, std::vector<Tensor>& in) {
@@ -506,6 +540,80 @@ class ProgramMaker {
     }
   }
 
+  // ---- what is captured
+
+  bool only_enqueues(const Step& s) const {
+    if (!s.kernel || s.kernel->waits || s.collective || !captures_steps(s.device)) return false;
+    for (const Tensor& t : s.out)
+      if (t.device() != s.device) return false;
+    // Kernels of programs may do anything.
+    return as_fused(*s.prim) ||
+           kernel_table().find(s.device.kind, s.prim->id()).run == s.kernel->run;
+  }
+  // A range ends where the result of a collective is waited for: a wait before the range would come
+  // too early.
+  bool waits_for_collective(const Step& s) const {
+    return std::ranges::any_of(
+        s.waits, [&](MemoryId m) { return std::ranges::find(s_.results, m) != s_.results.end(); });
+  }
+
+  void find_ranges() {
+    constexpr int kFewest = 2;  // a graph of one saves nothing
+    const int count = int(s_.steps.size());
+    for (int i = 0; i < count;) {
+      if (!only_enqueues(s_.steps[size_t(i)])) {
+        ++i;
+        continue;
+      }
+      StepRange range{.device = s_.steps[size_t(i)].device, .begin = i, .end = i + 1};
+      while (range.end < count) {
+        const Step& next = s_.steps[size_t(range.end)];
+        if (!only_enqueues(next) || next.device != range.device || waits_for_collective(next))
+          break;
+        ++range.end;
+      }
+      i = range.end;
+      if (range.end - range.begin < kFewest) continue;
+      note_touched(range);
+      s_.ranges.push_back(std::move(range));
+    }
+  }
+
+  void note_touched(StepRange& range) const {
+    std::unordered_map<MemoryId, bool> written;
+    for (int i = range.begin; i < range.end; ++i) {
+      const Step& s = s_.steps[size_t(i)];
+      for (const Tensor& t : s.in)
+        if (const MemoryId m = memory_of(t); m != kNoMemory) written.try_emplace(m, false);
+      for (const Tensor& t : s.out) written[memory_of(t)] = true;
+      range.bumps.insert(range.bumps.end(), s.bumps.begin(), s.bumps.end());
+    }
+    for (size_t m = 0; m < s_.memories.size(); ++m)
+      if (const auto found = written.find(MemoryId(m));
+          found != written.end() && s_.memories[m].kind != Memory::Kind::kNumber)
+        range.touched.push_back({MemoryId(m), found->second});
+  }
+
+  // Numbers that steps of a range read are copied before it, in one go. Nothing of the host runs
+  // within a range.
+  void join_copies() {
+    std::vector<NumberCopies> joined;
+    for (NumberCopies& c : s_.copies) {
+      for (const StepRange& r : s_.ranges)
+        if (r.begin <= c.before && c.before < r.end) c.before = r.begin;
+      NumberCopies* last = nullptr;
+      for (NumberCopies& j : joined)
+        if (j.before == c.before && j.block == c.block) last = &j;
+      if (!last) {
+        joined.push_back(std::move(c));
+        continue;
+      }
+      last->numbers.push_back({c.numbers[0].from, c.begin - last->begin});
+      last->bytes = c.begin + c.bytes - last->begin;
+    }
+    s_.copies = std::move(joined);
+  }
+
   const Graph& g_;
   const std::unordered_map<int32_t, CatInPlace> cats_;
   Program s_;
@@ -524,6 +632,30 @@ size_t Program::arena_bytes() const {
   size_t bytes = 0;
   for (const Arena& a : arenas) bytes += a.bytes;
   return bytes;
+}
+
+void bind(Memory& m, const Ref<Storage>& storage, int64_t base) {
+  m.storage = storage;
+  for (Memory::View& v : m.views) {
+    v.tensor.impl()->storage = storage;
+    v.tensor.impl()->offset = base + v.offset;
+  }
+}
+
+Range reach_of(const Memory& m) {
+  Range all{0, 0, 0};
+  for (const Memory::View& v : m.views) {
+    Range r = extent_of(v.tensor.meta(), v.offset);
+    if (r.size == 0) continue;
+    int64_t end = std::max(all.begin + all.size, r.begin + r.size);
+    all.begin = std::min(all.begin, r.begin), all.size = end - all.begin;
+  }
+  return all;
+}
+
+bool captures_steps(Device d) {
+  static const bool wanted = env::get_int("TESSERA_COMPILE_CAPTURE", 1, 0, 1) == 1;
+  return wanted && !d.is_cpu() && !d.is_meta() && runtime_of(d).captures();
 }
 
 Program make_program(const Graph& graph) { return ProgramMaker(graph).run(); }

@@ -25,6 +25,7 @@ struct Memory {
     kOutput,    // of the graph: storage of its own
     kInput,     // explicit input `index`
     kImplicit,  // implicit input `index`
+    kNumber,    // copy of a number of the host on a device, in block `index`
   };
   /// A handle on the memory. All are bound together when its storage changes.
   struct View {
@@ -35,7 +36,7 @@ struct Memory {
   int index = 0;
   size_t bytes = 0;         // not set for an input, which brings its own
   int arena = 0;            // kArena: index into Program::arenas
-  size_t offset = 0;        // kArena: into that arena
+  size_t offset = 0;        // kArena, kNumber: into that arena or block
   int first = 0, last = 0;  // steps between which it is in use, both included
   bool written = false;     // for inputs: an effect writes it
   Ref<Storage> storage;
@@ -65,6 +66,31 @@ struct Step {
   bool collective = false;
 };
 
+/// Neighbouring steps of one device that only enqueue, so that they can be captured as one graph.
+struct StepRange {
+  Device device;
+  int begin = 0, end = 0;  // steps [begin, end)
+  struct Touched {
+    MemoryId memory;
+    bool written;
+  };
+  std::vector<Touched> touched = {};  // memories that the steps read or write, but kNumber's
+  std::vector<MemoryId> bumps = {};   // of all steps, one behind the other
+};
+
+/// Numbers and keys of the host that steps of a device read: copies of them lie side by side in a
+/// block of its memory, so that steps that are captured see new values at each run.
+struct NumberCopies {
+  struct Number {
+    Tensor from;    // on the host
+    size_t offset;  // in the block
+  };
+  int before = 0;  // the step before which they are copied
+  int block = 0;
+  size_t begin = 0, bytes = 0;  // the part of the block
+  std::vector<Number> numbers = {};
+};
+
 struct Program {
   std::vector<Memory> memories;
   std::vector<Step> steps;
@@ -75,6 +101,13 @@ struct Program {
   // groups that have their own, for what their collectives reduce or send in place, as large as
   // that needs.
   std::vector<Arena> arenas;
+  std::vector<StepRange> ranges;     // in order
+  std::vector<NumberCopies> copies;  // by `before`
+  struct NumberBlock {
+    Device device;
+    size_t bytes = 0;
+  };
+  std::vector<NumberBlock> blocks;
   PlanSettings settings;       // settings that kernels were planned under and must run under
   size_t unplanned_bytes = 0;  // of all results, had each its own memory
   int eager_steps = 0;         // steps without a kernel
@@ -85,6 +118,14 @@ struct Program {
   /// The bytes of all arenas.
   size_t arena_bytes() const;
 };
+
+/// Lets all handles on a memory see `storage`; its first element is number `base` there.
+void bind(Memory& m, const Ref<Storage>& storage, int64_t base);
+/// The range of elements that the handles of an input touch, counted from its first one.
+Range reach_of(const Memory& input);
+/// Whether steps on `d` are captured as graphs of the device: it can, and TESSERA_COMPILE_CAPTURE
+/// is not 0. Their operands are then on the device, numbers of the host too.
+bool captures_steps(Device d);
 
 /// Makes the program of `graph` under the settings of the calling thread. Throws what infer and the
 /// plans of kernels throw.

@@ -19,6 +19,8 @@ std::string report(const Executor& executor) {
       t.kernels, megabytes(t.kernel_bytes), t.collectives, megabytes(t.collective_bytes),
       megabytes(m.arena_bytes + m.output_bytes), megabytes(m.arena_bytes),
       megabytes(m.output_bytes), megabytes(m.implicit_bytes), megabytes(m.unplanned_bytes));
+  if (executor.device_graphs())
+    text += fmt::format("device graphs  {} in the last run\n", executor.device_graphs());
   if (m.eager_nodes)
     text += fmt::format("eager          {} ops without a kernel run their decomposition\n",
                         m.eager_nodes);

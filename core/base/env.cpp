@@ -42,6 +42,8 @@ constexpr Variable kTable[] = {
     {"TESSERA_COMPILE_CXX", "",
      "C++ compiler of generated kernels; default is c++, g++ or clang++"},
     {"TESSERA_COMPILE_CACHE", "", "folder of compiled kernels; default is ~/.cache/tessera"},
+    {"TESSERA_COMPILE_CAPTURE", "1",
+     "0: compiled steps on a card launch each kernel, instead of one graph of all"},
     {"TESSERA_COMPILE_DUMP", "",
      "folder to which graphs and sources of generated kernels are written"},
     {"TESSERA_COMPILE_STREAM", "",

@@ -71,6 +71,9 @@ struct Kernel {
   /// Operands without dims may be on the CPU beside others on a device: the kernel reads them on
   /// the host and passes them by value. Else the backend copies them to the device.
   bool host_scalars = false;
+  /// `run` waits for the device, or looks at values: it cannot be captured together with what comes
+  /// before and after it (DeviceRuntime::capture).
+  bool waits = false;
   explicit operator bool() const { return run != nullptr; }
 };
 

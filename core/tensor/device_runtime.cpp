@@ -124,6 +124,10 @@ Ref<DeviceProgram> DeviceRuntime::compile(const std::string& name, const std::st
   throw BugError(fmt::format("{}: {} compiles no texts of kernels", name, this->name()));
 }
 
+Ref<DeviceGraph> DeviceRuntime::capture(int, FunctionRef<void()>) {
+  throw BugError(fmt::format("capture: {} captures no work", name()));
+}
+
 void check_device(Device d, std::string_view what) {
   DeviceRuntime& runtime = runtime_of(d);
   const int count = runtime.count();

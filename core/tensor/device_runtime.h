@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/finding.h"
+#include "core/base/function_ref.h"
 #include "core/tensor/allocator.h"
 #include "core/tensor/event.h"
 
@@ -32,6 +33,13 @@ class DeviceProgram : public RefCounted {
   /// are the addresses of the values; they have been read when the call returns.
   virtual void launch(size_t kernel, LaunchSize size, const Stream& stream,
                       void* const* parameters) = 0;
+};
+
+/// Work that was captured once and is enqueued again by one call. It uses the memory that it was
+/// captured with, wherever its values are from by then.
+class DeviceGraph : public RefCounted {
+ public:
+  virtual void launch(const Stream& stream) = 0;
 };
 
 /// One kind of device, for all devices of that kind. Calls come from any thread.
@@ -89,6 +97,14 @@ class DeviceRuntime {
   /// there is no compiler.
   virtual Ref<DeviceProgram> compile(const std::string& name, const std::string& text,
                                      std::span<const std::string> kernels, int index);
+
+  /// Whether capture() may be called.
+  virtual bool captures() { return false; }
+  /// Calls `enqueue`, during which the calling thread's stream on device `index` records what it is
+  /// given and runs nothing, and returns what was recorded. `enqueue` must not wait for the device.
+  /// Memory that it allocates and frees is the graph's until that dies. To be launched on the
+  /// stream that the thread has before and after the call. Throws what `enqueue` throws.
+  virtual Ref<DeviceGraph> capture(int index, FunctionRef<void()> enqueue);
 
   // What tools ask for. A kind without these has no lane in profiles, and no accounts.
 

@@ -9,6 +9,7 @@
 #include "core/tensor/device_runtime.h"
 #include "tests/compile/training.h"
 #include "tests/support/on_card.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::test {
 namespace {
@@ -45,12 +46,142 @@ TEST_F(CompiledOnCard, AStepOfTraining) {
   }
   EXPECT_GE(step.report().replays, 3) << step.report().why_not;
   EXPECT_EQ(step.report().unoptimised, "");
+  EXPECT_EQ(step.report().device_graphs, 1);
   EXPECT_EQ(memory_stats(card_).system_calls, memory) << "memory of the driver in a steady step";
   const auto want = eager.state(), got = compiled.state();
   for (size_t i = 0; i < want.size(); ++i) {
     SCOPED_TRACE(want[i].name);
     expect_close(got[i].tensor, want[i].tensor, 2e-3);
   }
+}
+
+// What follows is about graphs of the device, which know addresses. Products are not fused, so that
+// there are several kernels.
+Tensor gram(const Tensor& x) { return matmul(x, transpose(x, 0, 1)); }
+
+// Calls `f` until it replays by graphs, on the same input.
+template <class F>
+void warm_up(F& f, const Tensor& x) {
+  for (int k = 0; k < 5; ++k) f(x);
+}
+
+TEST_F(CompiledOnCard, InputsMayLieElsewhereAtEachCall) {
+  const auto plain = [&](const Tensor& x) { return softmax(gram(exp(x) - x), 1).sum(0) * x[0][0]; };
+  auto f = compile(plain);
+  std::vector<Tensor> kept;
+  for (int k = 0; k < 8; ++k) {
+    kept.push_back(drawn({5, 33}, k));
+    expect_close(f(kept.back()), plain(kept.back()), 1e-6);
+  }
+  EXPECT_EQ(f.report().device_graphs, 1);
+  // A view, which begins within its memory.
+  const Tensor whole = drawn({9, 33}, 9), part = whole.slice(0, 3, 8);
+  for (int k = 0; k < 4; ++k) expect_close(f(part), plain(part), 1e-6);
+}
+
+TEST_F(CompiledOnCard, ResultsThatAreKeptStayWhatTheyWere) {
+  auto f = compile([&](const Tensor& x) {
+    const Tensor y = exp(x), z = gram(y).sum(1) + x.mean(1);
+    return std::pair(z, y * 2.0);
+  });
+  std::vector<std::pair<Tensor, Tensor>> kept;
+  for (int k = 0; k < 7; ++k) kept.push_back(f(drawn({6, 40}, k)));
+  EXPECT_EQ(f.report().device_graphs, 1);
+  for (int k = 0; k < 7; ++k) {
+    const Tensor x = drawn({6, 40}, k), y = exp(x);
+    expect_close(kept[size_t(k)].first, gram(y).sum(1) + x.mean(1), 1e-5);
+    expect_close(kept[size_t(k)].second, y * 2.0, 1e-5);
+  }
+}
+
+TEST_F(CompiledOnCard, AResultThatIsAnInputIsTheInput) {
+  auto f = compile([&](const Tensor& x) {
+    const Tensor y = exp(x) + x, z = gram(y).sum(1) * x.sum(1);
+    return std::pair(z, x.reshape({8, 15}));
+  });
+  for (int k = 0; k < 6; ++k) {
+    const Tensor x = drawn({4, 30}, k);
+    const auto [z, same] = f(x);
+    EXPECT_EQ(same.storage(), x.storage());
+    expect_close(same, x.reshape({8, 15}), 0);
+  }
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
+TEST_F(CompiledOnCard, StateThatIsWrittenMayMove) {
+  Tensor total = zeros({3}, {.device = card_});
+  int64_t before = 0;
+  auto f = compile([&](const Tensor& x) {
+    const Tensor y = gram(exp(x)).sum(0);
+    total.add_(y);
+    return softmax(y - total, 0);
+  });
+  Tensor want = zeros({3}, {.device = card_});
+  for (int k = 0; k < 12; ++k) {
+    if (k == 6) total = clone(total);  // another memory
+    before = total.storage()->version();
+    const Tensor x = drawn({3, 40}, k), y = gram(exp(x)).sum(0);
+    want.add_(y);
+    expect_close(f(x), softmax(y - want, 0), 1e-4);
+    expect_close(total, want, 1e-4);
+    EXPECT_GT(total.storage()->version(), before) << "a write is counted";
+  }
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
+TEST_F(CompiledOnCard, EachReplayDrawsItsOwnNumbers) {
+  const auto draw = [&](const Tensor& x) {
+    const Tensor kept = dropout(x, 0.5);
+    return (kept + dropout(x * 2.0, 0.25)).sum(1) + kept.mean(1);
+  };
+  const Tensor x = ones({6, 50}, {.device = card_});
+  std::vector<Tensor> want;
+  manual_seed(5);
+  for (int k = 0; k < 7; ++k) want.push_back(draw(x));
+  manual_seed(5);
+  auto f = compile(draw);
+  for (int k = 0; k < 7; ++k) expect_close(f(x), want[size_t(k)], 1e-5);
+  EXPECT_FALSE(allclose(want[5].cpu(), want[6].cpu()));
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
+TEST_F(CompiledOnCard, OpsThatWaitAreBetweenGraphs) {
+  const Tensor offsets = from_values<int64_t>({0, 2, 5}, {3}).to(card_);
+  const auto plain = [&](const Tensor& x) {
+    const Tensor y = matmul(gram(exp(x)), x) * softmax(x, 1);
+    const Tensor sums = segment_reduce(y, offsets, ScatterReduce::kSum);
+    return softmax(gram(tanh(sums)), 1) * sums.sum(1, true);
+  };
+  auto f = compile(plain);
+  const Tensor x = drawn({5, 40}, 1);
+  for (int k = 0; k < 5; ++k) expect_close(f(x), plain(x), 1e-5);
+  EXPECT_EQ(f.report().device_graphs, 2);
+}
+
+TEST_F(CompiledOnCard, WhatAReplayRefusesIsThrown) {
+  const Tensor table = drawn({10, 8}, 1);
+  auto f = compile([&](const Tensor& ids) {
+    const Tensor rows = embedding(ids, table);
+    return gram(exp(rows) * rows).sum(1) + rows.mean(1);
+  });
+  Tensor ids = from_values<int64_t>({1, 2, 3}, {3}).to(card_);
+  warm_up(f, ids);
+  ASSERT_EQ(f.report().device_graphs, 1);
+  const Tensor wrong = from_values<int64_t>({1, 12, 3}, {3}).to(card_);
+  expect_contains(error_of([&] { f(wrong).cpu(); }), "12");
+  EXPECT_NO_THROW(f(ids).cpu());
+}
+
+TEST_F(CompiledOnCard, AGraphOutlivesNothing) {
+  const Tensor x = drawn({64, 100}, 1);
+  const int64_t before = memory_stats(card_).live_bytes;
+  {
+    const Tensor w = drawn({100, 70}, 2);
+    auto f = compile([&](const Tensor& y) { return matmul(exp(y), w).sum(0) * 2.0; });
+    warm_up(f, x);
+    EXPECT_EQ(f.report().device_graphs, 1);
+  }
+  EXPECT_EQ(memory_stats(card_).live_bytes, before);
 }
 
 TEST_F(CompiledOnCard, NumbersOfTheHostAreReadAtEachCall) {

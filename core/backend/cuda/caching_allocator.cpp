@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/backend/cuda/capture.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/error.h"
@@ -65,7 +66,7 @@ CachingAllocator::~CachingAllocator() {
 }
 
 void* CachingAllocator::allocate(size_t bytes) {
-  const Stream stream = compute_stream(device_);
+  const Stream stream = allocation_stream(device_);
   Lock lock(*this);
   const Taken taken = bytes <= kSmallBytes ? take_small(bytes, handle_of(stream), lock)
                                            : take_large(bytes, handle_of(stream), lock);
@@ -250,6 +251,7 @@ CachingAllocator::Block& CachingAllocator::block_with(DevicePtr at) {
 
 void CachingAllocator::deallocate_after(void* p, size_t bytes,
                                         std::span<const Ref<Event>> pending) {
+  if (kept_for_graph(*this, p, bytes, pending)) return;
   const auto at = reinterpret_cast<DevicePtr>(p);
   Lock lock(*this);
   Block& block = block_with(at);

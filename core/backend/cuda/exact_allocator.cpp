@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/backend/cuda/capture.h"
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/stream.h"
@@ -11,7 +12,7 @@
 namespace tessera::cuda {
 
 void* ExactAllocator::allocate(size_t bytes) {
-  const Stream stream = compute_stream(device_);
+  const Stream stream = allocation_stream(device_);
   CurrentDevice current(device_);
   std::lock_guard lock(mutex_);
   DevicePtr at = 0;
@@ -29,6 +30,7 @@ void* ExactAllocator::allocate(size_t bytes) {
 }
 
 void ExactAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {
+  if (kept_for_graph(*this, p, bytes, pending)) return;
   Block block{};
   {
     std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <iterator>
 
+#include "core/backend/cuda/capture.h"
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/memory_ledger.h"
@@ -74,6 +75,7 @@ void* PinnedAllocator::allocate(size_t bytes) {
 }
 
 void PinnedAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {
+  if (kept_for_graph(*this, p, bytes, pending)) return;
   std::lock_guard lock(mutex_);
   const auto found = live_.find(p);
   TESSERA_ASSERT(found != live_.end() && found->second == bytes,

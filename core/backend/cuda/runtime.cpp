@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/backend/cuda/caching_allocator.h"
+#include "core/backend/cuda/capture.h"
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/copy.h"
 #include "core/backend/cuda/exact_allocator.h"
@@ -100,7 +101,10 @@ class CudaRuntime final : public DeviceRuntime {
   Stream stream(int index) override { return compute_stream(index); }
   Stream copy_stream(int index, int turn) override { return cuda::copy_stream(index, turn); }
   Stream exchange_stream(const Stream& stream) override { return exchange_compute_stream(stream); }
-  Ref<Event> record(const Stream& stream) override { return make_ref<StreamEvent>(stream); }
+  // Nothing waits for a place in a graph: what was freed there is the graph's.
+  Ref<Event> record(const Stream& s) override {
+    return is_captured(s) ? nullptr : make_ref<StreamEvent>(s);
+  }
   Ref<Event> record_timed(const Stream& stream) override {
     return make_ref<StreamEvent>(stream, StreamEvent::Timing::kOn);
   }
@@ -122,6 +126,11 @@ class CudaRuntime final : public DeviceRuntime {
   Ref<DeviceProgram> compile(const std::string& name, const std::string& text,
                              std::span<const std::string> kernels, int index) override {
     return make_ref<TextProgram>(name, text, kernels, index);
+  }
+  // With a wait behind each kernel nothing can be captured.
+  bool captures() override { return !synchronous(); }
+  Ref<DeviceGraph> capture(int index, FunctionRef<void()> enqueue) override {
+    return cuda::capture(index, enqueue);
   }
 
  private:

@@ -2,13 +2,13 @@
 // pieces and of addresses go to the device with each call.
 #include <cstring>
 
+#include "core/backend/cuda/capture.h"
 #include "core/backend/cuda/kernels/random.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
-#include "core/dispatch/copy.h"
 #include "core/ops/update_attributes.h"
 #include "core/primitive/primitive_of.h"
 #include "core/tensor/device_runtime.h"
@@ -27,13 +27,21 @@ void plan_lists(const Primitive&, In, std::span<Meta>, Plan& plan) {
   plan.assign_in_place = true;
 }
 
-// `n` values of the host on the device, by way of memory that nobody waits for.
+// `n` values of the host on the device, by way of memory that nobody waits for. They are the same
+// at each launch of a graph, so that this is not part of it.
 template <class T>
 Tensor on_device(const T* values, size_t n, const Stream& stream) {
-  const Tensor bytes = empty_in(Meta::contiguous({int64_t(n * sizeof(T))}, kU8, kCPU),
-                                runtime_of(stream.device).host_allocator());
-  if (n > 0) std::memcpy(bytes.raw(), values, n * sizeof(T));
-  return transferred(bytes, stream.device);
+  const Device device = stream.device;
+  const Shape shape{int64_t(n * sizeof(T))};
+  const Tensor there = empty(shape, kU8, device);
+  if (n == 0) return there;
+  DeviceRuntime& runtime = runtime_of(device);
+  const Tensor bytes = empty_in(Meta::contiguous(shape, kU8, kCPU), runtime.host_allocator());
+  std::memcpy(bytes.raw(), values, bytes.nbytes());
+  const Stream first = allocation_stream(device.index);
+  if (runtime.copy(there.device_data(), device, bytes.raw_values(), kCPU, bytes.nbytes(), first))
+    if (Ref<Event> read = runtime.record(first)) bytes.storage()->add_reader(std::move(read));
+  return there;
 }
 
 DType one_dtype(const Primitive& prim, In tensors) {

@@ -1,0 +1,154 @@
+#include "compile/run/captured_steps.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/base/log.h"
+
+namespace tessera::compiler {
+namespace {
+
+Memory& memory_of(Program& p, MemoryId m) { return p.memories[size_t(m)]; }
+
+const char* address_of(const Memory& m) {
+  const Tensor& t = m.views[0].tensor;
+  return static_cast<const char*>(m.storage->data()) + t.offset() * int64_t(size_of(t.dtype()));
+}
+
+}  // namespace
+
+void CapturedSteps::reset() {
+  places_.clear(), graphs_.clear(), streams_.clear();
+  found_ = graphs_run_ = false;
+  runs_ = moves_ = launches_ = 0;
+}
+
+void CapturedSteps::give_up(const std::string& why) {
+  logging::warn("compile: a step launches its kernels one by one: {}", why);
+  reset();
+  gave_up_ = true;
+}
+
+void CapturedSteps::find_places(const Program& program) {
+  std::vector<bool> seen(program.memories.size());
+  for (const StepRange& range : program.ranges)
+    for (const auto& [id, written] : range.touched) {
+      const Memory& m = program.memories[size_t(id)];
+      const bool output = m.kind == Memory::Kind::kOutput;
+      if (m.kind == Memory::Kind::kArena || seen[size_t(id)]) continue;
+      seen[size_t(id)] = true;
+      const size_t element = size_of(m.views[0].tensor.dtype());
+      places_.push_back(
+          {.memory = id,
+           .device = range.device,
+           .movable = output || !m.written,
+           .reach = output ? Range{.begin = 0, .size = int64_t(m.bytes / element)} : reach_of(m),
+           .element = element});
+    }
+  graphs_.resize(program.ranges.size());
+  streams_.resize(program.ranges.size());
+  found_ = true;
+}
+
+// Binds the memory to the place's own one, and copies an input there.
+void CapturedSteps::stand_in(Program& program, Place& place, const Stream& stream) {
+  Memory& m = memory_of(program, place.memory);
+  const size_t bytes = size_t(place.reach.size) * place.element;
+  if (!place.own) place.own = make_ref<Storage>(bytes, place.device, allocator_of(place.device));
+  place.given = m.storage;
+  place.given_base = m.views[0].tensor.offset() - m.views[0].offset;
+  if (m.kind != Memory::Kind::kOutput && bytes) {
+    const char* from = static_cast<const char*>(place.given->data()) +
+                       (place.given_base + place.reach.begin) * int64_t(place.element);
+    place.given->wait_ready(stream);
+    place.own->wait_writable(stream);
+    runtime_of(place.device)
+        .copy(place.own->data(), place.device, from, place.device, bytes, stream);
+    place.given->used_on(stream, /*writes=*/false);
+    place.own->used_on(stream, /*writes=*/true);
+  }
+  bind(m, place.own, -place.reach.begin);
+}
+
+void CapturedSteps::begin_run(Program& program, bool step_by_step) {
+  graphs_run_ = false, launches_ = 0;
+  if (program.ranges.empty() || gave_up_ || step_by_step) return;
+  for (size_t r = 0; r < streams_.size(); ++r)
+    if (graphs_[r] && streams_[r] != stream_of(program.ranges[r].device)) return reset();
+  if (!found_) find_places(program);
+  ++runs_;
+  bool moved = false;
+  for (Place& p : places_) {
+    Memory& m = memory_of(program, p.memory);
+    if (m.storage->device() != p.device) return give_up("an input is on another device");
+    const char* address = address_of(m);
+    const bool elsewhere = p.address && address != p.address;
+    const bool own = p.own || (elsewhere && p.movable);
+    moved |= elsewhere && !p.own;
+    if (!p.own) p.address = address;
+    if (own) stand_in(program, p, stream_of(p.device));
+  }
+  if (runs_ == 1) return;
+  constexpr int kMostMoves = 8;
+  if (moved && runs_ > 2 && ++moves_ > kMostMoves && 2 * moves_ > runs_)
+    return give_up("memory that it writes is elsewhere at each call");
+  if (moved)
+    for (Ref<DeviceGraph>& g : graphs_) g.reset();
+  graphs_run_ = true;
+}
+
+Ref<DeviceGraph> CapturedSteps::captured(const Program& program, const StepRange& range) {
+  return runtime_of(range.device).capture(range.device.index, [&] {
+    const Stream stream = stream_of(range.device);
+    for (int i = range.begin; i < range.end; ++i) {
+      const Step& s = program.steps[size_t(i)];
+      s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream);
+    }
+  });
+}
+
+bool CapturedSteps::run(Program& program, size_t r) {
+  if (!graphs_run_) return false;
+  const StepRange& range = program.ranges[r];
+  const Stream stream = stream_of(range.device);
+  if (!graphs_[r]) {
+    try {
+      graphs_[r] = captured(program, range);
+    } catch (const std::exception& e) {
+      give_up(e.what());
+      return false;
+    }
+    streams_[r] = stream;
+  }
+  auto storage = [&](MemoryId m) -> Storage& { return *memory_of(program, m).storage; };
+  for (int i = range.begin; i < range.end; ++i)
+    for (MemoryId m : program.steps[size_t(i)].waits) storage(m).wait_ready(stream);
+  for (const auto& [m, written] : range.touched) {
+    storage(m).wait_ready(stream);
+    if (written) storage(m).wait_writable(stream);
+  }
+  graphs_[r]->launch(stream);
+  ++launches_;
+  for (const auto& [m, written] : range.touched) storage(m).used_on(stream, written);
+  for (MemoryId m : range.bumps) storage(m).bump_version();
+  return true;
+}
+
+void CapturedSteps::end_run(Program& program) {
+  for (Place& p : places_) {
+    if (!p.given) continue;
+    Memory& m = memory_of(program, p.memory);
+    if (m.kind == Memory::Kind::kOutput && p.given->bytes()) {
+      const Stream stream = stream_of(p.device);
+      m.storage->wait_ready(stream);
+      p.given->wait_writable(stream);
+      runtime_of(p.device).copy(p.given->data(), p.device, m.storage->data(), p.device, m.bytes,
+                                stream);
+      p.given->used_on(stream, /*writes=*/true);
+    }
+    bind(m, p.given, p.given_base);
+    p.given = nullptr;
+  }
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,52 @@
+#include "compile/run/host_first.h"
+
+#include <algorithm>
+
+#include "compile/run/program.h"
+
+namespace tessera::compiler {
+namespace {
+
+bool on_host(const Graph& g, const Node& n) {
+  const auto host = [&](ValueId id) { return id == kNoValue || g[id].meta.device.is_cpu(); };
+  return n.role != Role::kCollective && std::ranges::all_of(n.in, host) &&
+         std::ranges::all_of(n.out, host) && std::ranges::all_of(n.into, host);
+}
+
+bool has_captured(const Graph& g) {
+  return std::ranges::any_of(g.values, [](const auto& v) { return captures_steps(v.meta.device); });
+}
+
+}  // namespace
+
+void move_host_first(Graph& g) {
+  if (!has_captured(g)) return;
+  // Buffers that nodes which stay read or write, so far.
+  std::vector<bool> read(g.values.size()), written(g.values.size());
+  const auto in = [&](const std::vector<bool>& set) {
+    return [&](ValueId id) {
+      return id != kNoValue && g[id].buffer != kNoBuffer && set[size_t(g[id].buffer)];
+    };
+  };
+  const auto add = [&](std::vector<bool>& set, const auto& ids) {
+    for (ValueId id : ids)
+      if (id != kNoValue && g[id].buffer != kNoBuffer) set[size_t(g[id].buffer)] = true;
+  };
+  std::vector<Node> first, rest;
+  for (Node& n : g.nodes) {
+    const bool moves = on_host(g, n) && std::ranges::none_of(n.in, in(written)) &&
+                       std::ranges::none_of(n.into, in(written)) &&
+                       std::ranges::none_of(n.into, in(read));
+    if (moves) {
+      first.push_back(std::move(n));
+      continue;
+    }
+    add(read, n.in);
+    add(written, n.out), add(written, n.into);
+    rest.push_back(std::move(n));
+  }
+  std::ranges::move(rest, std::back_inserter(first));
+  g.nodes = std::move(first);
+}
+
+}  // namespace tessera::compiler

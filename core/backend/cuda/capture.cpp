@@ -1,0 +1,126 @@
+#include "core/backend/cuda/capture.h"
+
+#include <utility>
+#include <vector>
+
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/library.h"
+#include "core/backend/cuda/stream.h"
+#include "core/base/error.h"
+#include "core/base/log.h"
+
+namespace tessera::cuda {
+namespace {
+
+struct Kept {
+  Allocator* allocator;
+  void* at;
+  size_t bytes;
+  std::vector<Ref<Event>> pending;
+};
+
+/// What a thread that captures knows of it.
+struct Capturing {
+  Stream launched_on, recorded;
+  std::vector<Kept> kept = {};
+};
+
+thread_local Capturing* capturing = nullptr;
+
+void free_all(std::vector<Kept>& kept, const Ref<Event>& last) {
+  for (Kept& k : kept) {
+    if (last) k.pending.push_back(last);
+    k.allocator->deallocate_after(k.at, k.bytes, k.pending);
+  }
+  kept.clear();
+}
+
+class CapturedGraph final : public DeviceGraph {
+ public:
+  CapturedGraph(GraphExecHandle exec, int device, std::vector<Kept> kept)
+      : exec_(exec), device_(device), kept_(std::move(kept)) {}
+  ~CapturedGraph() override {
+    try {
+      CurrentDevice current(device_);
+      const Ref<Event> last = launched_on_.handle ? make_ref<StreamEvent>(launched_on_) : nullptr;
+      driver().graph_exec_destroy(exec_);  // once it has run, where it runs
+      free_all(kept_, last);
+    } catch (const Error& e) {
+      logging::warn("cuda: a graph is not given back: {}", e.what());
+    }
+  }
+  void launch(const Stream& stream) override {
+    CurrentDevice current(device_);
+    launched_on_ = stream;
+    driver().graph_launch(exec_, handle_of(stream));
+  }
+
+ private:
+  const GraphExecHandle exec_;
+  const int device_;
+  std::vector<Kept> kept_;
+  Stream launched_on_;
+};
+
+// While it lives, the calling thread's compute stream is one that records what it is given.
+class CaptureScope {
+ public:
+  CaptureScope(const Stream& recording, Capturing& what)
+      : before_(exchange_compute_stream(recording)), outer_(std::exchange(capturing, &what)) {}
+  ~CaptureScope() {
+    capturing = outer_;
+    exchange_compute_stream(before_);
+  }
+  CaptureScope(const CaptureScope&) = delete;
+  CaptureScope& operator=(const CaptureScope&) = delete;
+
+ private:
+  const Stream before_;
+  Capturing* const outer_;
+};
+
+}  // namespace
+
+Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue) {
+  TESSERA_ASSERT(!capturing, "cuda: a capture within a capture");
+  const SideStream side(device);
+  Capturing now{compute_stream(device), side.stream()};
+  const StreamHandle stream = handle_of(side.stream());
+  CurrentDevice current(device);
+  GraphHandle graph = nullptr;
+  GraphExecHandle exec = nullptr;
+  try {
+    driver().begin_capture(stream, kCaptureRelaxed);
+    try {
+      CaptureScope scope(side.stream(), now);
+      enqueue();
+    } catch (...) {
+      driver().end_capture.result(stream, &graph);  // the first error is the one to report
+      throw;
+    }
+    driver().end_capture(stream, &graph);
+    driver().graph_instantiate(&exec, graph, 0);
+  } catch (...) {
+    if (graph) driver().graph_destroy.result(graph);
+    free_all(now.kept, nullptr);
+    throw;
+  }
+  driver().graph_destroy(graph);
+  return make_ref<CapturedGraph>(exec, device, std::move(now.kept));
+}
+
+Stream allocation_stream(int device) {
+  const bool here = capturing && capturing->launched_on.device.index == device;
+  return here ? capturing->launched_on : compute_stream(device);
+}
+
+bool is_captured(const Stream& stream) { return capturing && stream == capturing->recorded; }
+
+bool kept_for_graph(Allocator& allocator, void* p, size_t bytes,
+                    std::span<const Ref<Event>> pending) {
+  if (!capturing) return false;
+  capturing->kept.push_back({&allocator, p, bytes, {pending.begin(), pending.end()}});
+  return true;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,24 @@
+// CUDA graphs: what a thread enqueues on a card is captured, and enqueued again by one call. Memory
+// that is freed while it is captured stays allocated as long as the graph lives, because each
+// launch uses it again.
+#pragma once
+#include <span>
+
+#include "core/tensor/device_runtime.h"
+
+namespace tessera::cuda {
+
+/// As DeviceRuntime::capture.
+Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue);
+
+/// The stream whose work a block that the calling thread allocates on card `device` comes after:
+/// its compute stream, or while it captures, the one that the graph will be launched on.
+Stream allocation_stream(int device);
+/// Whether the calling thread captures what it enqueues on `stream`.
+bool is_captured(const Stream& stream);
+/// Whether the calling thread captures; `allocator` is then asked to free the block when the graph
+/// dies, and must not free it now.
+bool kept_for_graph(Allocator& allocator, void* p, size_t bytes,
+                    std::span<const Ref<Event>> pending);
+
+}  // namespace tessera::cuda
