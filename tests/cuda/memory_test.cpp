@@ -538,8 +538,8 @@ TEST_F(CudaMemory, BlocksOfAPinnedSlabAreUsedApart) {
   for (uint32_t* block : {p, q, r}) a.deallocate(block, 4096);
 }
 
-// A rank of one card makes no context on others.
-TEST_F(CudaMemory, PinnedMemoryTakesTheContextOfItsThread) {
+// It is portable: every card copies from what was made in the context of one.
+TEST_F(CudaMemory, PinnedMemoryOfOneContextServesAllCards) {
   if (device_count() < 2) GTEST_SKIP() << "one card";
   PinnedAllocator a;
   ContextHandle current = nullptr;
