@@ -81,6 +81,15 @@ TEST_F(CudaFirstUse, WithoutTheVirtualGpusCards) {
   EXPECT_TRUE(said.ends_with("\n(status 256)")) << said;
 }
 
+// Each context takes some hundred MB of its card.
+TEST_F(CudaFirstUse, ARankMakesAContextOnItsOwnCardAlone) {
+  if (!why_no_driver().empty() || !driver().emulated) GTEST_SKIP() << "no virtual GPU";
+  const std::string counters = folder_ / "counters";
+  const std::string said = train("--device cuda:1", "VGPU_DEVICES=2 VGPU_COUNTERS=" + counters);
+  EXPECT_EQ(said.find("(status"), said.npos) << said;
+  expect_contains(output_of("cat " + counters), "call\tcuDevicePrimaryCtxRetain\t1\n");
+}
+
 // What users are asked for when they report something.
 TEST_F(CudaFirstUse, VersionNamesTheLibraries) {
   make("libcuda.so.1", driver_text(12040, 0, "", 1));

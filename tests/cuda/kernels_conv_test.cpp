@@ -11,14 +11,8 @@
 namespace tessera::cuda::test {
 namespace {
 
-class BatchNorm : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!Device::get()) GTEST_SKIP() << Device::why();
-  }
-  Device& d() { return *Device::get(); }
-};
-class Convolution : public BatchNorm {};
+class BatchNorm : public KernelTest {};
+class Convolution : public KernelTest {};
 
 std::vector<float> numbers(size_t n, unsigned seed) {
   std::mt19937 random(seed);

@@ -3,6 +3,8 @@
 // and throws with the library's words. Invariant: nothing here depends on the runtime whose kernels
 // it tests.
 #pragma once
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -110,6 +112,15 @@ class Array {
   DevicePtr at_ = 0;
   size_t count_;
 };
+/// The tests of a fixture need a device.
+class KernelTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!Device::get()) GTEST_SKIP() << Device::why();
+  }
+  Device& d() { return *Device::get(); }
+};
+
 // Bools are kept as bytes, since a vector of bool has no data.
 using Bools = std::vector<uint8_t>;
 

@@ -15,13 +15,7 @@
 namespace tessera::cuda::test {
 namespace {
 
-class Indexing : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!Device::get()) GTEST_SKIP() << Device::why();
-  }
-  Device& d() { return *Device::get(); }
-};
+class Indexing : public KernelTest {};
 
 std::vector<float> numbers(size_t n, unsigned seed) {
   std::mt19937 random(seed);

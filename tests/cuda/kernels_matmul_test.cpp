@@ -16,14 +16,8 @@
 namespace tessera::cuda::test {
 namespace {
 
-class Matmul : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!Device::get()) GTEST_SKIP() << Device::why();
-  }
-  Device& d() { return *Device::get(); }
-};
-class Attention : public Matmul {};
+class Matmul : public KernelTest {};
+class Attention : public KernelTest {};
 
 template <class T>
 T narrow(double x) {

@@ -79,13 +79,8 @@ std::vector<float> numbers(size_t n, unsigned seed) {
   return x;
 }
 
-class Pointwise : public testing::Test {
+class Pointwise : public KernelTest {
  protected:
-  void SetUp() override {
-    if (!Device::get()) GTEST_SKIP() << Device::why();
-  }
-  Device& d() { return *Device::get(); }
-
   // Runs on dense operands of n elements, the last of them a number by value where `by_value`.
   template <class T, class R>
   std::vector<R> run(const KernelText& text, const std::string& instance, PointwiseShape shape,

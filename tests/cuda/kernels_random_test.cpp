@@ -20,14 +20,8 @@
 namespace tessera::cuda::test {
 namespace {
 
-class Random : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!Device::get()) GTEST_SKIP() << Device::why();
-  }
-  Device& d() { return *Device::get(); }
-};
-class Update : public Random {};
+class Random : public KernelTest {};
+class Update : public KernelTest {};
 
 constexpr long kKey[2] = {42, 7};
 uint64_t stream_key() {

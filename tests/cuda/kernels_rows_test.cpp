@@ -17,13 +17,6 @@
 namespace tessera::cuda::test {
 namespace {
 
-class KernelTest : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!Device::get()) GTEST_SKIP() << Device::why();
-  }
-  Device& d() { return *Device::get(); }
-};
 class Reduce : public KernelTest {};
 class Rows : public KernelTest {};
 

@@ -13,14 +13,8 @@
 namespace tessera::cuda::test {
 namespace {
 
-class Scan : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!Device::get()) GTEST_SKIP() << Device::why();
-  }
-  Device& d() { return *Device::get(); }
-};
-class Pool : public Scan {};
+class Scan : public KernelTest {};
+class Pool : public KernelTest {};
 
 // Whole numbers, so that sums are exact in any order.
 std::vector<float> numbers(size_t n, unsigned seed, int most = 9) {

@@ -10,12 +10,7 @@
 namespace tessera::cuda::test {
 namespace {
 
-class Transpose : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!Device::get()) GTEST_SKIP() << Device::why();
-  }
-};
+class Transpose : public KernelTest {};
 
 // `words`: whether lines of the operand and of the result begin at multiples of 4 bytes, where
 // elements have 2 bytes and where they have one.

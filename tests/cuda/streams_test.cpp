@@ -53,6 +53,14 @@ TEST_F(CudaStreams, PutsBackTheContextOfAThread) {
   }
 }
 
+TEST_F(CudaStreams, AThreadHasTheCardOfItsContextAtHand) {
+  std::thread([] { EXPECT_EQ(device_at_hand(), 0); }).join();  // stream_ made a context there
+  for (int i = 0; i < device_count(); ++i) {
+    CurrentDevice current(i);
+    EXPECT_EQ(device_at_hand(), i);
+  }
+}
+
 TEST_F(CudaStreams, GivesEachThreadOneComputeStream) {
   EXPECT_EQ(compute_stream(0), stream_);
   Stream one, other;
@@ -96,6 +104,23 @@ TEST_F(CudaStreams, EventsHappenWhenTheirWorkHasEnded) {
   EXPECT_TRUE(event->done());
   EXPECT_EQ(a.read(stream_), std::vector<uint32_t>(a.size(), 7));
   event->wait_on(stream_);
+}
+
+TEST_F(CudaStreams, EventsAreMadeAhead) {
+  std::vector<Ref<StreamEvent>> held;
+  const auto hold = [&](int64_t n) {
+    while (n-- > 0) held.push_back(make_ref<StreamEvent>(stream_));
+  };
+  hold(1);
+  const int64_t made = events_made(0);
+  EXPECT_GE(made, 100);  // those of a step, and more
+  hold(99);
+  EXPECT_EQ(events_made(0), made);
+  while (events_made(0) == made) hold(1);
+  EXPECT_GE(events_made(0), 2 * made - 1);  // those with timing do not double
+  held.clear();
+  hold(made);
+  EXPECT_LE(events_made(0), 2 * made);
 }
 
 // Each round writes on one stream what the other reads, so a missing wait gives a wrong sum.

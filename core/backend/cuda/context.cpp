@@ -1,5 +1,6 @@
 #include "core/backend/cuda/context.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -114,6 +115,20 @@ ContextHandle context_of(int device) {
     context = c.context.load(std::memory_order_acquire);
   }
   return context;
+}
+
+int device_at_hand() {
+  const auto& all = cards();
+  if (all.empty()) return 0;
+  ContextHandle current = nullptr;
+  driver().get_current(&current);
+  const auto first = [&](auto&& wanted) {
+    return std::ranges::find_if(
+        all, [&](const auto& c) { return wanted(c->context.load(std::memory_order_acquire)); });
+  };
+  auto found = first([&](ContextHandle c) { return c && c == current; });
+  if (found == all.end()) found = first([](ContextHandle c) { return c != nullptr; });
+  return found == all.end() ? 0 : int(found - all.begin());
 }
 
 bool can_access_peer(int device, int peer) {

@@ -37,6 +37,9 @@ int device_count();
 const Properties& properties(int device);
 /// The primary context of a card. Throws UserError where there is no such card.
 ContextHandle context_of(int device);
+/// The card whose context is current on this thread, else the first that has a context, else 0: for
+/// calls that concern no card but need a context, so that none is made for them.
+int device_at_hand();
 /// Whether kernels on `device` can use the memory of `peer`.
 bool can_access_peer(int device, int peer);
 

@@ -50,28 +50,34 @@ void PinnedAllocator::collect(bool waits) {
 
 void* PinnedAllocator::allocate(size_t bytes) {
   collect(false);
-  const size_t size = class_bytes(bytes);
   std::lock_guard lock(mutex_);
-  void* p = nullptr;
-  if (auto& cached = cached_[size]; !cached.empty()) {
-    p = cached.back();
-    cached.pop_back();
-  } else {
-    CurrentDevice current(0);
-    const Result r = driver().host_allocate.result(&p, size, unsigned(kHostAllocPortable));
-    TESSERA_CHECK(r != Result::kOutOfMemory,
-                  "cuda: the system has no {} of memory to lock, {} are locked; lower the number "
-                  "of batches that are loaded ahead",
-                  bytes_text(size), bytes_text(size_t(stats_.system_bytes)));
-    if (r != Result::kSuccess) raise(r, driver().host_allocate.symbol());
-    locked_[p] = size;
-    stats_.system_bytes += int64_t(size);
-    ++stats_.system_calls;
-  }
+  auto& cached = cached_[class_bytes(bytes)];
+  if (cached.empty()) add_slab(class_bytes(bytes));
+  void* p = cached.back();
+  cached.pop_back();
   live_[p] = bytes;
   stats_.live_bytes += int64_t(bytes);
   stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.live_bytes);
   return p;
+}
+
+// The memory is portable: whose context is current when it is made does not matter.
+void PinnedAllocator::add_slab(size_t block_bytes) {
+  const size_t blocks = block_bytes <= kSmallBytes ? kSlabBytes / block_bytes : 1;
+  const size_t bytes = blocks * block_bytes;
+  void* at = nullptr;
+  CurrentDevice current(device_at_hand());
+  const Result r = driver().host_allocate.result(&at, bytes, unsigned(kHostAllocPortable));
+  TESSERA_CHECK(r != Result::kOutOfMemory,
+                "cuda: the system has no {} of memory to lock, {} are locked; lower the number "
+                "of batches that are loaded ahead",
+                bytes_text(bytes), bytes_text(size_t(stats_.system_bytes)));
+  if (r != Result::kSuccess) raise(r, driver().host_allocate.symbol());
+  slabs_[at] = bytes;
+  for (size_t i = blocks; i-- > 0;)
+    cached_[block_bytes].push_back(static_cast<char*>(at) + i * block_bytes);
+  stats_.system_bytes += int64_t(bytes);
+  ++stats_.system_calls;
 }
 
 void PinnedAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {
@@ -89,12 +95,18 @@ void PinnedAllocator::deallocate_after(void* p, size_t bytes, std::span<const Re
     freed_.push_back({p, class_bytes(bytes), {pending.begin(), pending.end()}});
 }
 
+// The end where `p` points elsewhere.
+PinnedAllocator::Slabs::const_iterator PinnedAllocator::slab_of(const void* p) const {
+  const auto next = slabs_.upper_bound(p);
+  if (next == slabs_.begin()) return slabs_.end();
+  const auto slab = std::prev(next);
+  const auto* begin = static_cast<const char*>(slab->first);
+  return static_cast<const char*>(p) < begin + slab->second ? slab : slabs_.end();
+}
+
 bool PinnedAllocator::owns(const void* p) const {
   std::lock_guard lock(mutex_);
-  const auto next = locked_.upper_bound(p);
-  if (next == locked_.begin()) return false;
-  const auto& [at, bytes] = *std::prev(next);
-  return static_cast<const char*>(p) < static_cast<const char*>(at) + bytes;
+  return slab_of(p) != slabs_.end();
 }
 
 MemoryStats PinnedAllocator::stats() const {
@@ -105,16 +117,19 @@ MemoryStats PinnedAllocator::stats() const {
 void PinnedAllocator::release_cached() {
   collect(true);
   std::lock_guard lock(mutex_);
-  if (stats_.system_bytes == 0) return;
-  CurrentDevice current(0);
-  for (auto& [bytes, blocks] : cached_) {
-    for (void* p : blocks) {
-      driver().host_free(p);
-      locked_.erase(p);
-      stats_.system_bytes -= int64_t(bytes);
-      ++stats_.system_calls;
-    }
-    blocks.clear();
+  Slabs idle;  // cached bytes; then the slabs that are cached as a whole
+  for (const auto& [bytes, blocks] : cached_)
+    for (const void* p : blocks) idle[slab_of(p)->first] += bytes;
+  std::erase_if(idle, [&](const auto& slab) { return slab.second != slabs_.at(slab.first); });
+  if (idle.empty()) return;
+  for (auto& [bytes, blocks] : cached_)
+    std::erase_if(blocks, [&](const void* p) { return idle.contains(slab_of(p)->first); });
+  CurrentDevice current(device_at_hand());
+  for (const auto& [at, bytes] : idle) {
+    driver().host_free(const_cast<void*>(at));
+    slabs_.erase(at);
+    stats_.system_bytes -= int64_t(bytes);
+    ++stats_.system_calls;
   }
 }
 

@@ -1,5 +1,6 @@
 #include "core/backend/cuda/stream.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,7 +21,12 @@ struct Pool {
   std::mutex mutex;
   std::vector<StreamHandle> streams[2];  // by Priority
   std::vector<EventHandle> events[2];    // by Timing
+  size_t made[2] = {};                   // of them
 };
+
+// A step that is enqueued while another runs has events of its own, and steps differ: events are
+// made ahead, so that steps after the first two find what they need.
+constexpr size_t kEventsAhead = 256;
 
 // Never destroyed: threads and events give back what they hold until the process ends.
 Pool& pool(int device) {
@@ -29,9 +35,7 @@ Pool& pool(int device) {
 }
 
 template <class T>
-T take(std::mutex& mutex, std::vector<T>& from) {
-  std::lock_guard lock(mutex);
-  if (from.empty()) return nullptr;
+T pop(std::vector<T>& from) {
   T last = from.back();
   from.pop_back();
   return last;
@@ -46,20 +50,38 @@ void give(std::mutex& mutex, std::vector<T>& to, T value) {
 Stream take_stream(int device, SideStream::Priority priority) {
   CurrentDevice current(device);
   Pool& p = pool(device);
-  StreamHandle stream = take(p.mutex, p.streams[size_t(priority)]);
-  if (!stream) {
-    int least = 0, greatest = 0;
-    driver().stream_priority_range(&least, &greatest);
-    // Unlike the default stream's, their work overlaps with that of libraries on the default one.
-    driver().stream_create(&stream, kStreamNonBlocking,
-                           priority == SideStream::Priority::kHigh ? greatest : least);
+  {
+    std::lock_guard lock(p.mutex);
+    if (auto& idle = p.streams[size_t(priority)]; !idle.empty())
+      return {device_of(device), pop(idle)};
   }
+  int least = 0, greatest = 0;
+  driver().stream_priority_range(&least, &greatest);
+  StreamHandle stream = nullptr;
+  // Unlike the default stream's, their work overlaps with that of libraries on the default one.
+  driver().stream_create(&stream, kStreamNonBlocking,
+                         priority == SideStream::Priority::kHigh ? greatest : least);
   return {device_of(device), stream};
 }
 
 void give_stream(const Stream& stream, SideStream::Priority priority) {
   Pool& p = pool(stream.device.index);
   give(p.mutex, p.streams[size_t(priority)], handle_of(stream));
+}
+
+// Makes as many as there are where all are in use.
+EventHandle take_event(Pool& p, StreamEvent::Timing timing) {
+  std::lock_guard lock(p.mutex);
+  auto& events = p.events[size_t(timing)];
+  if (events.empty())
+    for (size_t n = std::max(p.made[size_t(timing)], kEventsAhead); n-- > 0;) {
+      EventHandle event = nullptr;
+      driver().event_create(
+          &event, timing == StreamEvent::Timing::kOn ? kEventDefault : kEventDisableTiming);
+      events.push_back(event);
+      ++p.made[size_t(timing)];
+    }
+  return pop(events);
 }
 
 /// The compute streams of a thread, by card.
@@ -111,9 +133,7 @@ StreamEvent::StreamEvent(const Stream& stream, Timing timing)
   if (refusals_) thrown_ = refusals_->thrown();
   CurrentDevice current(stream.device.index);
   Pool& p = pool(stream.device.index);
-  event_ = take(p.mutex, p.events[size_t(timing)]);
-  if (!event_)
-    driver().event_create(&event_, timing == Timing::kOn ? kEventDefault : kEventDisableTiming);
+  event_ = take_event(p, timing);
   driver().event_record(event_, handle_of(stream));
 }
 
@@ -168,6 +188,13 @@ void synchronize(const Stream& stream) {
   note_host_wait();
   driver().stream_synchronize(handle_of(stream));
   raise_refusals(stream);
+}
+
+int64_t events_made(int device) {
+  context_of(device);  // throws where there is no such card
+  Pool& p = pool(device);
+  std::lock_guard lock(p.mutex);
+  return int64_t(p.made[0] + p.made[1]);
 }
 
 int64_t host_waits() { return waits; }

@@ -2,7 +2,7 @@
 // run; copies and collectives that overlap with them have side streams. An event marks a place in a
 // stream: host code waits for it where it needs values, another stream where it goes on from there.
 // Invariant: streams and the driver's events are recycled and never destroyed, so a handle that a
-// block of memory remembers stays valid, and a steady step creates neither.
+// block of memory remembers stays valid, and steps after the first two create neither.
 #pragma once
 #include <atomic>
 
@@ -77,6 +77,10 @@ double elapsed_ms(StreamEvent& from, StreamEvent& to);
 /// Blocks until all that was enqueued on `stream` has ended; throws what failed there, and what an
 /// op has refused (refusals.h).
 void synchronize(const Stream& stream);
+
+/// How many events the driver has made on card `device`: more than are in use, so that a step that
+/// uses some more than the one before finds them.
+int64_t events_made(int device);
 
 /// How often the calling thread has waited for a card, or may have waited while the driver read or
 /// wrote memory that is not pinned.

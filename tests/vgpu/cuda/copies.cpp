@@ -50,12 +50,12 @@ void wait_for_pageable(const OpRef& op) {
   ++gpu().calls["wait for a copy to pageable memory"];
   gpu().wait_for(op);
 }
-// The op that runs has a pinned buffer for itself.
+// The op that runs has what it uses of a pinned buffer for itself.
 template <class F>
-void with_open(const void* pinned, F&& body) {
-  gpu().pinned.open(pinned);
+void with_open(const void* pinned, size_t bytes, F&& body) {
+  gpu().pinned.open(pinned, bytes);
   body();
-  gpu().pinned.close(pinned);
+  gpu().pinned.close(pinned, bytes);
 }
 
 template <class T>
@@ -76,6 +76,7 @@ struct Rows {
   int type;
   char* first;
   size_t pitch;
+  size_t bytes(size_t width, size_t height) const { return (height - 1) * pitch + width; }
 };
 void use_rows(const Rows& rows, size_t width, size_t height, VgpuAccess kind, int device) {
   if (rows.type != kMemoryTypeDevice) return;
@@ -102,7 +103,7 @@ Result cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, size_t bytes, Stream
       staged = std::make_shared<std::vector<char>>(p, p + bytes);
     }
     std::vector<Op::HostBuffer> buffers;
-    if (host.pinned) buffers.push_back({from, false});
+    if (host.pinned) buffers.push_back({from, bytes, false});
     enqueue(
         s, OpKind::kMemcpy, "copy to the device",
         [=, device = s.device] {
@@ -110,7 +111,7 @@ Result cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, size_t bytes, Stream
           if (staged)
             std::memcpy(address(to), staged->data(), bytes);
           else
-            with_open(from, [&] { std::memcpy(address(to), from, bytes); });
+            with_open(from, bytes, [&] { std::memcpy(address(to), from, bytes); });
         },
         buffers);
     return Result::kSuccess;
@@ -122,7 +123,7 @@ Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, size_t bytes, StreamHandle
     if (const Result r = check_host("cuMemcpyDtoHAsync", s, host); r != Result::kSuccess) return r;
     if (!bytes) return Result::kSuccess;
     std::vector<Op::HostBuffer> buffers;
-    if (host.pinned) buffers.push_back({to, true});
+    if (host.pinned) buffers.push_back({to, bytes, true});
     const OpRef op = enqueue(
         s, OpKind::kMemcpy, "copy to the host",
         [=, device = s.device] {
@@ -130,7 +131,7 @@ Result cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, size_t bytes, StreamHandle
           if (!host.pinned)
             std::memcpy(to, address(from), bytes);
           else
-            with_open(to, [&] { std::memcpy(to, address(from), bytes); });
+            with_open(to, bytes, [&] { std::memcpy(to, address(from), bytes); });
         },
         buffers);
     if (!host.pinned) wait_for_pageable(op);
@@ -195,7 +196,7 @@ Result cuMemcpy2DAsync_v2(const Memcpy2D* c, StreamHandle stream) {
       const HostSide host(from.first);
       if (const Result r = check_host("cuMemcpy2DAsync", s, host); r != Result::kSuccess) return r;
       if (host.pinned) {
-        buffers.push_back({from.first, false});
+        buffers.push_back({from.first, from.bytes(width, height), false});
       } else {
         staged = std::make_shared<std::vector<char>>(width * height);
         copy_rows({0, staged->data(), width}, from, width, height);
@@ -205,7 +206,7 @@ Result cuMemcpy2DAsync_v2(const Memcpy2D* c, StreamHandle stream) {
     if (to.type == kMemoryTypeHost) {
       const HostSide host(to.first);
       if (const Result r = check_host("cuMemcpy2DAsync", s, host); r != Result::kSuccess) return r;
-      if (host.pinned) buffers.push_back({to.first, true});
+      if (host.pinned) buffers.push_back({to.first, to.bytes(width, height), true});
       wait = !host.pinned;
     }
     const OpRef op = enqueue(
@@ -213,9 +214,10 @@ Result cuMemcpy2DAsync_v2(const Memcpy2D* c, StreamHandle stream) {
         [=, device = s.device] {
           use_rows(from, width, height, kVgpuRead, device);
           use_rows(to, width, height, kVgpuWrite, device);
-          gpu().pinned.open(from.first), gpu().pinned.open(to.first);
-          copy_rows(to, from, width, height);
-          gpu().pinned.close(from.first), gpu().pinned.close(to.first);
+          with_open(from.first, from.bytes(width, height), [&] {
+            with_open(to.first, to.bytes(width, height),
+                      [&] { copy_rows(to, from, width, height); });
+          });
           (void)staged;
         },
         buffers);

@@ -26,9 +26,8 @@ std::string what_the_host_touches(uintptr_t at) {
   if (g.memory.contains(at))
     return "the host touches device memory: " + g.memory.describe(at, g.next_number()) +
            "; copy it, or launch a kernel";
-  const Pinned::Buffer* buffer = g.pinned.find(reinterpret_cast<void*>(at));
-  if (buffer && !buffer->users.empty())
-    return "the host touches a pinned buffer that '" + buffer->users[0].op->name +
+  if (const Op* user = g.pinned.user_of_page(at))
+    return "the host touches a pinned buffer that '" + user->name +
            "' still uses; wait for it first";
   return "";
 }

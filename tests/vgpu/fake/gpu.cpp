@@ -135,7 +135,7 @@ void Gpu::add(const OpRef& op) {
   op->number = next_number_++;
   if (shadow) shadow->stamp(*op);
   for (const Op::HostBuffer& b : op->host_buffers) {
-    const std::string other = pinned.use(b.at, op, b.writes);
+    const std::string other = pinned.use(b.at, b.bytes, op, b.writes);
     if (shadow && !other.empty())
       op->refused = op->name + ": race: uses a pinned buffer that '" + other +
                     "' of another stream uses too, and no event orders the two";

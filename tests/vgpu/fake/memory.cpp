@@ -66,8 +66,7 @@ const Life* Lives::find(uintptr_t at, uint32_t op, const Life** nearest) {
     if (life->serves(op)) return known = life;
     *nearest = life;
   }
-  int left = 256;  // the dead overlap; those that begin far before are not looked for
-  for (auto i = dead_.upper_bound(at); i != dead_.begin() && left-- > 0;) {
+  for (auto i = dead_.upper_bound(at); i != dead_.begin();) {  // the dead overlap
     const Life& life = (--i)->second;
     if (!life.covers(at)) continue;
     if (life.serves(op)) return known = &life;

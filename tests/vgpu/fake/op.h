@@ -49,9 +49,10 @@ struct Op {
   std::shared_ptr<KernelCall> call;  // of a kernel
   struct HostBuffer {
     const void* at;
+    size_t bytes;
     bool writes;
   };
-  std::vector<HostBuffer> host_buffers;  // pinned ones that it uses
+  std::vector<HostBuffer> host_buffers;  // what it uses of pinned ones
   std::string refused;                   // why it must not run
   std::chrono::steady_clock::time_point finished;
 

@@ -12,6 +12,8 @@ namespace {
 
 // ---- the host ----
 
+constexpr size_t kPage = 1024;  // floats
+
 TEST(Host, ReadsDeviceMemory) {
   expect_found(false, "the host touches device memory: byte 40 of an allocation of 4000 bytes",
                [](const Kernels&) {
@@ -54,6 +56,29 @@ TEST(Host, ReadsAPinnedBufferInTime) {
     check(cuda().event_synchronize(e), "wait");
     return to[kCount - 1] == 1 ? 0 : 1;
   });
+}
+// Parts of one buffer, a page each: what is waited for opens, and the rest stays closed.
+TEST(Host, ReadsAPartOfAPinnedBufferInTime) {
+  expect_right([](const Kernels&) {
+    const StreamHandle a = new_stream(), b = new_stream();
+    float* to = pinned(2 * kPage);
+    check(cuda().copy_to_host(to, written(kPage, a), 4 * kPage, a), "copy");
+    check(cuda().copy_to_host(to + kPage, written(kPage, b), 4 * kPage, b), "copy");
+    check(cuda().stream_synchronize(b), "wait");
+    const bool right = to[kPage] == 1 && to[2 * kPage - 1] == 1;
+    return right ? wait(a) : 1;
+  });
+}
+TEST(Host, ReadsAPartOfAPinnedBufferTooEarly) {
+  expect_found(false, "the host touches a pinned buffer that 'copy to the host' still uses",
+               [](const Kernels&) {
+                 const StreamHandle a = new_stream(), b = new_stream();
+                 float* to = pinned(2 * kPage);
+                 check(cuda().copy_to_host(to, written(kPage, a), 4 * kPage, a), "copy");
+                 check(cuda().copy_to_host(to + kPage, written(kPage, b), 4 * kPage, b), "copy");
+                 check(cuda().stream_synchronize(b), "wait");
+                 return static_cast<int>(*const_cast<volatile float*>(to + kPage - 1));
+               });
 }
 TEST(Host, FreesAPinnedBufferTooEarly) {
   expect_found(false, "cuMemFreeHost: 'copy to the host' still uses it", [](const Kernels&) {

@@ -18,7 +18,7 @@ Instance by_type(const char* family, DType t) {
   return {fmt::format("{}_{}", family, name_of(t)), {{"T", std::string(element_type(name_of(t)))}}};
 }
 
-// As kHeldByWarp of scan.cu.
+// Whether a warp may hold a tile of such states, whose joins are short.
 bool held_by_warp(std::string_view op, DType t) {
   return (op == "cumsum" || op == "cumprod") && is_floating(t) && t != kF64;
 }
@@ -33,7 +33,8 @@ Instance scan_instance(std::string_view op, DType dtype) {
   for (const auto& [name, type] : kScans)
     if (name == op)
       return {fmt::format("{}_{}", op, name_of(dtype)),
-              {{"SCAN", fmt::format(fmt::runtime(type), element_type(name_of(dtype)))}}};
+              {{"SCAN", fmt::format(fmt::runtime(type), element_type(name_of(dtype)))},
+               {"HELD", held_by_warp(op, dtype) ? "true" : "false"}}};
   throw BugError(fmt::format("kernels: no scan {}", op));
 }
 

@@ -8,10 +8,6 @@ namespace tessera::device {
 
 inline constexpr unsigned kScanThreads = 256;
 
-/// Whether a warp may hold a tile of such states, whose joins are short.
-template <class Op>
-inline constexpr bool kHeldByWarp = false;
-
 /// Joins of one number.
 template <class T, class Op>
 struct ScanJoin {
@@ -31,18 +27,6 @@ struct ScanJoin {
     static_cast<T*>(c.out)[at] = Narrow<T>::from(s.value);
   }
 };
-template <>
-inline constexpr bool kHeldByWarp<ScanJoin<float, Sum>> = true;
-template <>
-inline constexpr bool kHeldByWarp<ScanJoin<BF16, Sum>> = true;
-template <>
-inline constexpr bool kHeldByWarp<ScanJoin<F16, Sum>> = true;
-template <>
-inline constexpr bool kHeldByWarp<ScanJoin<float, Prod>> = true;
-template <>
-inline constexpr bool kHeldByWarp<ScanJoin<BF16, Prod>> = true;
-template <>
-inline constexpr bool kHeldByWarp<ScanJoin<F16, Prod>> = true;
 
 /// log(exp(a) + exp(b)).
 struct LogSum {
@@ -273,9 +257,9 @@ TESSERA_FN void scan_line(const ScanCall& c, unsigned number) {
     }
   }
 }
-template <class Op>
+template <class Op, bool kHeldByWarp>
 TESSERA_FN void scan_warps(const ScanCall& c) {
-  if constexpr (kHeldByWarp<Op>) {
+  if constexpr (kHeldByWarp) {
     const unsigned number = blockIdx.x * (kScanThreads / kWarp) + threadIdx.x / kWarp;
     if (number >= c.outer) return;
     if (c.packs)
@@ -287,7 +271,7 @@ TESSERA_FN void scan_warps(const ScanCall& c) {
 
 }  // namespace tessera::device
 
-// instances: SCAN
-KERNEL(warps, ScanCall, 256, 2) { scan_warps<SCAN>(c); }
+// instances: SCAN; HELD, whether a warp may hold its states
+KERNEL(warps, ScanCall, 256, 2) { scan_warps<SCAN, HELD>(c); }
 KERNEL(lines, ScanCall, 256) { scan_lines<SCAN>(c); }
 KERNEL(blocks, ScanCall, 256) { scan_blocks<SCAN>(c); }
