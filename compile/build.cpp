@@ -11,7 +11,7 @@
 #include "compile/codegen/streams.h"
 #include "compile/passes/passes.h"
 #include "compile/passes/recompute.h"
-#include "compile/run/program.h"
+#include "compile/run/step_ranges.h"
 #include "core/base/env.h"
 #include "core/base/log.h"
 

@@ -93,6 +93,10 @@ NOT_LIMITS = {
                                       "kPacksOfTotals kAlign kWidest",
     "compile/codegen/gpu_layout.h": "kFinishColumns kFinishGroups",
     "compile/codegen/generate.cpp": "kKernelsPerFile",
+    "compile/run/step_ranges.cpp": "kFewest",
+    "compile/run/captured_steps.cpp": "kMostMoves",
+    "compile/run/program.cpp": "kAlign",
+    "core/backend/cuda/capture.cpp": "kMostTimes",
     "compile/codegen/loops.cpp": "kMerged",
     "compile/codegen/prologue.h": "kWidth kLine",
     "compile/codegen/schedule.cpp": "kRowBuffers kChunk kChunksOfArrays kChunksOfScalars kLongRow kRowsBeside kChunksBeside "

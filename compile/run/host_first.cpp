@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "compile/run/program.h"
+#include "compile/run/step_ranges.h"
 
 namespace tessera::compiler {
 namespace {

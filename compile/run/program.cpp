@@ -4,14 +4,12 @@
 #include <unordered_map>
 
 #include "collectives/ops.h"
-#include "compile/codegen/fused.h"
 #include "compile/ir/as_strided.h"
 #include "compile/run/cat_in_place.h"
-#include "core/base/env.h"
+#include "compile/run/step_ranges.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/plan_cache.h"
-#include "core/tensor/device_runtime.h"
 
 namespace tessera::compiler {
 namespace {
@@ -41,8 +39,7 @@ class ProgramMaker {
     add_outputs();
     finish_pending();
     lay_out_arenas();
-    find_ranges();
-    join_copies();
+    find_ranges(s_);
     return std::move(s_);
   }
 
@@ -540,80 +537,6 @@ class ProgramMaker {
     }
   }
 
-  // ---- what is captured
-
-  bool only_enqueues(const Step& s) const {
-    if (!s.kernel || s.kernel->waits || s.collective || !captures_steps(s.device)) return false;
-    for (const Tensor& t : s.out)
-      if (t.device() != s.device) return false;
-    // Kernels of programs may do anything.
-    return as_fused(*s.prim) ||
-           kernel_table().find(s.device.kind, s.prim->id()).run == s.kernel->run;
-  }
-  // A range ends where the result of a collective is waited for: a wait before the range would come
-  // too early.
-  bool waits_for_collective(const Step& s) const {
-    return std::ranges::any_of(
-        s.waits, [&](MemoryId m) { return std::ranges::find(s_.results, m) != s_.results.end(); });
-  }
-
-  void find_ranges() {
-    constexpr int kFewest = 2;  // a graph of one saves nothing
-    const int count = int(s_.steps.size());
-    for (int i = 0; i < count;) {
-      if (!only_enqueues(s_.steps[size_t(i)])) {
-        ++i;
-        continue;
-      }
-      StepRange range{.device = s_.steps[size_t(i)].device, .begin = i, .end = i + 1};
-      while (range.end < count) {
-        const Step& next = s_.steps[size_t(range.end)];
-        if (!only_enqueues(next) || next.device != range.device || waits_for_collective(next))
-          break;
-        ++range.end;
-      }
-      i = range.end;
-      if (range.end - range.begin < kFewest) continue;
-      note_touched(range);
-      s_.ranges.push_back(std::move(range));
-    }
-  }
-
-  void note_touched(StepRange& range) const {
-    std::unordered_map<MemoryId, bool> written;
-    for (int i = range.begin; i < range.end; ++i) {
-      const Step& s = s_.steps[size_t(i)];
-      for (const Tensor& t : s.in)
-        if (const MemoryId m = memory_of(t); m != kNoMemory) written.try_emplace(m, false);
-      for (const Tensor& t : s.out) written[memory_of(t)] = true;
-      range.bumps.insert(range.bumps.end(), s.bumps.begin(), s.bumps.end());
-    }
-    for (size_t m = 0; m < s_.memories.size(); ++m)
-      if (const auto found = written.find(MemoryId(m));
-          found != written.end() && s_.memories[m].kind != Memory::Kind::kNumber)
-        range.touched.push_back({MemoryId(m), found->second});
-  }
-
-  // Numbers that steps of a range read are copied before it, in one go. Nothing of the host runs
-  // within a range.
-  void join_copies() {
-    std::vector<NumberCopies> joined;
-    for (NumberCopies& c : s_.copies) {
-      for (const StepRange& r : s_.ranges)
-        if (r.begin <= c.before && c.before < r.end) c.before = r.begin;
-      NumberCopies* last = nullptr;
-      for (NumberCopies& j : joined)
-        if (j.before == c.before && j.block == c.block) last = &j;
-      if (!last) {
-        joined.push_back(std::move(c));
-        continue;
-      }
-      last->numbers.push_back({c.numbers[0].from, c.begin - last->begin});
-      last->bytes = c.begin + c.bytes - last->begin;
-    }
-    s_.copies = std::move(joined);
-  }
-
   const Graph& g_;
   const std::unordered_map<int32_t, CatInPlace> cats_;
   Program s_;
@@ -651,11 +574,6 @@ Range reach_of(const Memory& m) {
     all.begin = std::min(all.begin, r.begin), all.size = end - all.begin;
   }
   return all;
-}
-
-bool captures_steps(Device d) {
-  static const bool wanted = env::get_int("TESSERA_COMPILE_CAPTURE", 1, 0, 1) == 1;
-  return wanted && !d.is_cpu() && !d.is_meta() && runtime_of(d).captures();
 }
 
 Program make_program(const Graph& graph) { return ProgramMaker(graph).run(); }

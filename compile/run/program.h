@@ -123,10 +123,6 @@ struct Program {
 void bind(Memory& m, const Ref<Storage>& storage, int64_t base);
 /// The range of elements that the handles of an input touch, counted from its first one.
 Range reach_of(const Memory& input);
-/// Whether steps on `d` are captured as graphs of the device: it can, and TESSERA_COMPILE_CAPTURE
-/// is not 0. Their operands are then on the device, numbers of the host too.
-bool captures_steps(Device d);
-
 /// Makes the program of `graph` under the settings of the calling thread. Throws what infer and the
 /// plans of kernels throw.
 Program make_program(const Graph& graph);

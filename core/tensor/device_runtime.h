@@ -101,9 +101,10 @@ class DeviceRuntime {
   /// Whether capture() may be called.
   virtual bool captures() { return false; }
   /// Calls `enqueue`, during which the calling thread's stream on device `index` records what it is
-  /// given and runs nothing, and returns what was recorded. `enqueue` must not wait for the device.
-  /// Memory that it allocates and frees is the graph's until that dies. To be launched on the
-  /// stream that the thread has before and after the call. Throws what `enqueue` throws.
+  /// given and runs nothing, and returns what was recorded, to be launched on the stream that the
+  /// thread has otherwise. `enqueue` runs kernels, and neither waits for the device nor lets its
+  /// stream wait: whoever launches the graph waits for what it reads and writes. Memory that
+  /// `enqueue` frees is the graph's until that dies. Throws what `enqueue` throws.
   virtual Ref<DeviceGraph> capture(int index, FunctionRef<void()> enqueue);
 
   // What tools ask for. A kind without these has no lane in profiles, and no accounts.

@@ -66,6 +66,7 @@ CachingAllocator::~CachingAllocator() {
 }
 
 void* CachingAllocator::allocate(size_t bytes) {
+  if (void* p = kept_block(*this, bytes)) return p;
   const Stream stream = allocation_stream(device_);
   Lock lock(*this);
   const Taken taken = bytes <= kSmallBytes ? take_small(bytes, handle_of(stream), lock)

@@ -8,21 +8,26 @@
 #include "core/backend/cuda/stream.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/tensor/tensor.h"
 
 namespace tessera::cuda {
 namespace {
 
+// A block that was freed while work was captured.
 struct Kept {
   Allocator* allocator;
   void* at;
   size_t bytes;
-  std::vector<Ref<Event>> pending;
+  std::vector<Ref<Event>> pending = {};
+  bool in_use = false;    // allocated again, by work that comes later in the graph
+  bool constant = false;  // it keeps its values from launch to launch
 };
 
 /// What a thread that captures knows of it.
 struct Capturing {
   Stream launched_on, recorded;
   std::vector<Kept> kept = {};
+  bool fresh = false;  // allocations do not use a block that was kept
 };
 
 thread_local Capturing* capturing = nullptr;
@@ -65,10 +70,11 @@ class CapturedGraph final : public DeviceGraph {
 // While it lives, the calling thread's compute stream is one that records what it is given.
 class CaptureScope {
  public:
-  CaptureScope(const Stream& recording, Capturing& what)
-      : before_(exchange_compute_stream(recording)), outer_(std::exchange(capturing, &what)) {}
+  explicit CaptureScope(Capturing& what) : before_(exchange_compute_stream(what.recorded)) {
+    capturing = &what;
+  }
   ~CaptureScope() {
-    capturing = outer_;
+    capturing = nullptr;
     exchange_compute_stream(before_);
   }
   CaptureScope(const CaptureScope&) = delete;
@@ -76,23 +82,21 @@ class CaptureScope {
 
  private:
   const Stream before_;
-  Capturing* const outer_;
 };
 
 }  // namespace
 
 Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue) {
   TESSERA_ASSERT(!capturing, "cuda: a capture within a capture");
-  const SideStream side(device);
-  Capturing now{compute_stream(device), side.stream()};
-  const StreamHandle stream = handle_of(side.stream());
+  Capturing now{compute_stream(device), capture_stream(device)};
+  const StreamHandle stream = handle_of(now.recorded);
   CurrentDevice current(device);
   GraphHandle graph = nullptr;
   GraphExecHandle exec = nullptr;
   try {
     driver().begin_capture(stream, kCaptureRelaxed);
     try {
-      CaptureScope scope(side.stream(), now);
+      CaptureScope scope(now);
       enqueue();
     } catch (...) {
       driver().end_capture.result(stream, &graph);  // the first error is the one to report
@@ -114,11 +118,49 @@ Stream allocation_stream(int device) {
   return here ? capturing->launched_on : compute_stream(device);
 }
 
+Tensor constant_memory(const Meta& meta) {
+  if (!capturing) return empty(meta);
+  capturing->fresh = true;
+  Tensor t;
+  try {
+    t = empty(meta);
+  } catch (...) {
+    capturing->fresh = false;
+    throw;
+  }
+  capturing->fresh = false;
+  capturing->kept.push_back({.allocator = &allocator_of(meta.device),
+                             .at = t.storage()->data(),
+                             .bytes = t.storage()->bytes(),
+                             .in_use = true,
+                             .constant = true});
+  return t;
+}
+
 bool is_captured(const Stream& stream) { return capturing && stream == capturing->recorded; }
+
+void* kept_block(Allocator& allocator, size_t bytes) {
+  constexpr size_t kMostTimes = 4;  // as large as what is asked for
+  if (!capturing || capturing->fresh) return nullptr;
+  Kept* best = nullptr;
+  for (Kept& k : capturing->kept)
+    if (k.allocator == &allocator && !k.in_use && k.bytes >= bytes &&
+        k.bytes <= kMostTimes * bytes && (!best || k.bytes < best->bytes))
+      best = &k;
+  if (!best) return nullptr;
+  best->in_use = true;
+  return best->at;
+}
 
 bool kept_for_graph(Allocator& allocator, void* p, size_t bytes,
                     std::span<const Ref<Event>> pending) {
   if (!capturing) return false;
+  for (Kept& k : capturing->kept)
+    if (k.allocator == &allocator && k.at == p) {
+      k.in_use = k.constant;
+      k.pending.insert(k.pending.end(), pending.begin(), pending.end());
+      return true;
+    }
   capturing->kept.push_back({&allocator, p, bytes, {pending.begin(), pending.end()}});
   return true;
 }

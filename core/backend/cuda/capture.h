@@ -16,6 +16,12 @@ Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue);
 Stream allocation_stream(int device);
 /// Whether the calling thread captures what it enqueues on `stream`.
 bool is_captured(const Stream& stream);
+/// A tensor whose values are written once, on allocation_stream(), and read at each launch of a
+/// graph that is captured meanwhile: no other work of the graph uses its memory.
+Tensor constant_memory(const Meta& meta);
+/// While the calling thread captures: a block of `allocator` that was freed since the capture
+/// began, at least `bytes` large, for work that comes later in the same graph; else null.
+void* kept_block(Allocator& allocator, size_t bytes);
 /// Whether the calling thread captures; `allocator` is then asked to free the block when the graph
 /// dies, and must not free it now.
 bool kept_for_graph(Allocator& allocator, void* p, size_t bytes,

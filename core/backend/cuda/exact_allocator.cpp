@@ -12,6 +12,7 @@
 namespace tessera::cuda {
 
 void* ExactAllocator::allocate(size_t bytes) {
+  if (void* p = kept_block(*this, bytes)) return p;
   const Stream stream = allocation_stream(device_);
   CurrentDevice current(device_);
   std::lock_guard lock(mutex_);

@@ -106,15 +106,24 @@ Stream compute_stream(int device) {
   if (own.streams.size() <= size_t(device)) own.streams.resize(size_t(device) + 1);
   own.streams[size_t(device)] = take_stream(device, SideStream::Priority::kNormal);
   own_stream(own.streams[size_t(device)]);
+  capture_stream(device);  // which is not to be made in the midst of training
   return own.streams[size_t(device)];
 }
 
-Stream copy_stream(int device, int turn) {
+namespace {
+
+// The calling thread's stream on card `device` for purpose `turn`, besides its compute stream.
+Stream side_stream(int device, int turn) {
   thread_local std::map<std::pair<int, int>, std::unique_ptr<SideStream>> streams;
   auto& side = streams[{device, turn}];
   if (!side) side = std::make_unique<SideStream>(device);
   return side->stream();
 }
+
+}  // namespace
+
+Stream copy_stream(int device, int turn) { return side_stream(device, turn); }
+Stream capture_stream(int device) { return side_stream(device, -1); }
 
 Stream exchange_compute_stream(const Stream& stream) {
   const Stream before = compute_stream(stream.device.index);

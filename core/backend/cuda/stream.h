@@ -24,6 +24,8 @@ Stream compute_stream(int device);
 /// The calling thread's streams for copies beside its kernels, by turn. What ops on the compute
 /// stream refuse is thrown by waits for these, too.
 Stream copy_stream(int device, int turn);
+/// The calling thread's stream for work that is captured.
+Stream capture_stream(int device);
 /// Makes `stream` the calling thread's compute stream on its card; returns the one before.
 Stream exchange_compute_stream(const Stream& stream);
 

@@ -33,7 +33,7 @@ template <class T>
 Tensor on_device(const T* values, size_t n, const Stream& stream) {
   const Device device = stream.device;
   const Shape shape{int64_t(n * sizeof(T))};
-  const Tensor there = empty(shape, kU8, device);
+  const Tensor there = constant_memory(Meta::contiguous(shape, kU8, device));
   if (n == 0) return there;
   DeviceRuntime& runtime = runtime_of(device);
   const Tensor bytes = empty_in(Meta::contiguous(shape, kU8, kCPU), runtime.host_allocator());

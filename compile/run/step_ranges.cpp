@@ -1,0 +1,91 @@
+#include "compile/run/step_ranges.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "compile/codegen/fused.h"
+#include "core/base/env.h"
+#include "core/tensor/device_runtime.h"
+
+namespace tessera::compiler {
+namespace {
+
+constexpr int kFewest = 2;  // steps of a range: a graph of one saves nothing
+
+bool only_enqueues(const Step& s) {
+  if (!s.kernel || s.kernel->waits || s.collective || !captures_steps(s.device)) return false;
+  for (const Tensor& t : s.out)
+    if (t.device() != s.device) return false;
+  // Kernels of programs may do anything.
+  return as_fused(*s.prim) || kernel_table().find(s.device.kind, s.prim->id()).run == s.kernel->run;
+}
+
+// A range ends where the result of a collective is waited for: a wait before the range would come
+// too early.
+bool waits_for_collective(const Program& p, const Step& s) {
+  return std::ranges::any_of(
+      s.waits, [&](MemoryId m) { return std::ranges::find(p.results, m) != p.results.end(); });
+}
+
+using Ids = std::unordered_map<const Storage*, MemoryId>;
+
+void note_touched(const Program& p, const Ids& ids, StepRange& range) {
+  std::vector<bool> read(p.memories.size()), written(p.memories.size());
+  for (int i = range.begin; i < range.end; ++i) {
+    const Step& s = p.steps[size_t(i)];
+    for (const Tensor& t : s.in)
+      if (t.storage()) read[size_t(ids.at(t.storage().get()))] = true;
+    for (const Tensor& t : s.out) written[size_t(ids.at(t.storage().get()))] = true;
+    range.bumps.insert(range.bumps.end(), s.bumps.begin(), s.bumps.end());
+  }
+  for (size_t m = 0; m < p.memories.size(); ++m)
+    if ((read[m] || written[m]) && p.memories[m].kind != Memory::Kind::kNumber)
+      range.touched.push_back({MemoryId(m), written[m]});
+}
+
+void join_copies(Program& p) {
+  std::vector<NumberCopies> joined;
+  for (NumberCopies& c : p.copies) {
+    for (const StepRange& r : p.ranges)
+      if (r.begin <= c.before && c.before < r.end) c.before = r.begin;
+    const auto same = std::ranges::find_if(
+        joined, [&](const NumberCopies& j) { return j.before == c.before && j.block == c.block; });
+    if (same == joined.end()) {
+      joined.push_back(std::move(c));
+      continue;
+    }
+    same->numbers.push_back({c.numbers[0].from, c.begin - same->begin});
+    same->bytes = c.begin + c.bytes - same->begin;
+  }
+  p.copies = std::move(joined);
+}
+
+}  // namespace
+
+bool captures_steps(Device d) {
+  static const bool wanted = env::get_int("TESSERA_COMPILE_CAPTURE", 1, 0, 1) == 1;
+  return wanted && !d.is_cpu() && !d.is_meta() && runtime_of(d).captures();
+}
+
+void find_ranges(Program& p) {
+  Ids ids;
+  for (size_t m = 0; m < p.memories.size(); ++m)
+    ids.emplace(p.memories[m].storage.get(), MemoryId(m));
+  const int count = int(p.steps.size());
+  for (int i = 0; i < count;) {
+    StepRange range{.device = p.steps[size_t(i)].device, .begin = i, .end = i};
+    while (range.end < count) {
+      const Step& next = p.steps[size_t(range.end)];
+      if (!only_enqueues(next) || next.device != range.device) break;
+      if (range.end > range.begin && waits_for_collective(p, next)) break;
+      ++range.end;
+    }
+    i = std::max(range.end, i + 1);
+    if (range.end - range.begin < kFewest) continue;
+    note_touched(p, ids, range);
+    p.ranges.push_back(std::move(range));
+  }
+  join_copies(p);
+}
+
+}  // namespace tessera::compiler
