@@ -5,7 +5,7 @@
 
 How: runs of two, five and eight steps are counted on the virtual GPU (VGPU_COUNTERS). Steps 3 to 5 make no call that allocates: what
 the first two make ahead (memory of the card, pinned slabs, events, streams) holds what later steps need, also those that the host
-enqueues while others run. Steps 6 to 8 are counted in full: those of a compiled step are launches of a graph, which step 4 captured.
+enqueues while others run; a graph is made in step 4, by calls that are not counted. Steps 6 to 8 are counted in full: those of a compiled step are launches of a graph, which step 4 captured.
 Prints a line for each model and fails where a number is above its bound.
 """
 

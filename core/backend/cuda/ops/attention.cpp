@@ -70,8 +70,18 @@ void launch_attention(const char* entry, AttentionEntry kind, DType t, Attention
          attention_geometry(kind, t, shape, q.size(0) * q.size(1), positions), stream, c);
 }
 
-void plan_forward(const Primitive&, In, std::span<Meta>, Plan& plan) { plan.dense_in = 7; }
-void plan_backward(const Primitive&, In, std::span<Meta>, Plan& plan) { plan.dense_in = 63; }
+// Heads that no instance holds are computed by other ops.
+bool decomposes(const Tensor& q, const Tensor& v) {
+  return !attention_shape(q.dtype(), std::max(q.size(3), v.size(3)),
+                          properties(q.device().index).shared_bytes_per_block);
+}
+
+void plan_forward(const Primitive&, In in, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 7, plan.uncapturable = decomposes(in[0], in[2]);
+}
+void plan_backward(const Primitive&, In in, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 63, plan.uncapturable = decomposes(in[1], in[3]);
+}
 
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[0], &k = in[1], &v = in[2];
