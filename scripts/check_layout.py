@@ -142,6 +142,7 @@ NOT_LIMITS = {
     "core/backend/cuda/launch.h": "kRemembered",
     "core/backend/cuda/ops/attention.cpp": "kMost",
     "core/backend/cuda/ops/indexing.cpp": "kManyLines kShortLine",
+    "core/backend/cuda/cublaslt.cpp": "kOldest",
     "core/backend/cuda/library.cpp": "kOldestDriver",
     "core/backend/cuda/memory_ledger.cpp": "kShownHolders",
     "core/backend/cuda/virtual_range.cpp": "kReservedPerByte",
