@@ -21,6 +21,18 @@ void PrintTo(NvrtcResult result, std::ostream* out) {
   *out << "nvrtcResult " << static_cast<int>(result);
 }
 
+namespace blas {
+void PrintTo(Status status, std::ostream* out) {
+#define STATUS(ours, vendor, value) \
+  if (status == Status::ours) {     \
+    *out << #vendor;                \
+    return;                         \
+  }
+#include "core/backend/cuda/cublaslt_constants.def"
+  *out << "cublasStatus_t " << static_cast<int>(status);
+}
+}  // namespace blas
+
 }  // namespace tessera::cuda
 
 namespace vgpu_test {
@@ -64,6 +76,18 @@ const Nvrtc& nvrtc() {
     return n;
   }();
   return compiler;
+}
+const CublasLt& cublaslt() {
+  static const CublasLt all = [] {
+    CublasLt l;
+    void* library = open_library("libcublasLt.so.13");
+#define FUNCTION(member, symbol, parameters) find(library, #symbol, l.member);
+#include "core/backend/cuda/cublaslt_functions.def"
+#undef FUNCTION
+    find(library, "cublasLtGetVersion", l.version);
+    return l;
+  }();
+  return all;
 }
 void* virtual_symbol(const char* name) { return dlsym(driver_library(), name); }
 
