@@ -45,7 +45,7 @@ struct Loaded {
 
 // A library of CUDA 13 needs a driver of CUDA 13.
 Loaded load() {
-  if (env::get_int("TESSERA_CUDA_LIBRARY_PRODUCTS", 1, 0, 1) == 0)
+  if (!cublaslt_is_wanted())
     return {{}, "cuBLASLt is switched off; unset TESSERA_CUDA_LIBRARY_PRODUCTS"};
   const int newest = why_no_driver().empty() ? std::min(driver().version / 1000, 13) : 13;
   const std::vector<std::string> folders = library_folders();
@@ -89,6 +89,7 @@ void raise(Status status, const char* symbol) {
 
 }  // namespace blas
 
+bool cublaslt_is_wanted() { return env::get_int("TESSERA_CUDA_LIBRARY_PRODUCTS", 1, 0, 1) == 1; }
 const CublasLtFunctions* cublaslt() {
   const auto& table = loaded().table;
   return table ? &*table : nullptr;

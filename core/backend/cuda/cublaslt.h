@@ -24,6 +24,8 @@ struct CublasLtFunctions {
   int version = 0;  // as the library counts: 130100
 };
 
+/// False where TESSERA_CUDA_LIBRARY_PRODUCTS=0.
+bool cublaslt_is_wanted();
 /// The library; null where why_no_cublaslt() says why.
 const CublasLtFunctions* cublaslt();
 const std::string& why_no_cublaslt();

@@ -1,9 +1,11 @@
 // Contractions: letters are sorted into batch, m, n and k, neighbours that lie densely behind each
 // other are merged, and what remains is a batch of products of strided matrices. Operands are
-// copied only where several summed letters cannot be walked as one.
+// copied only where several summed letters cannot be walked as one. cuBLASLt computes it where it
+// is found and can (products.h), else our own kernels do.
 #include "core/backend/cuda/kernels/matmul.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
+#include "core/backend/cuda/ops/products.h"
 #include "core/backend/cuda/ops/reduce.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
@@ -119,6 +121,11 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
          matmul_launches(t, list(extents), m.extent, n.extent, summed, c, left, right, sum))
       launch(l.instance, "matmul", l.geometry, stream, l.call);
   };
+  // A sum in the order of leaves is our own kernel's alone.
+  if (!s.leaves &&
+      library_product(t, list(extents), m.extent, n.extent, summed,
+                      {out[0].device_data(), m.c, n.c, list(in_c)}, left, right, stream))
+    return;
   const int64_t parts = s.leaves ? 1
                                  : matmul_parts(t, out[0].numel() / (m.extent * n.extent), m.extent,
                                                 n.extent, summed);
