@@ -91,6 +91,10 @@ class DeviceRuntime {
   virtual Ref<DeviceProgram> compile(const std::string& name, const std::string& text,
                                      std::span<const std::string> kernels, int index);
 
+  /// Whether products add a bias in the time of the product alone: the compiler then makes one op
+  /// of the two (core/ops/contract_bias.h).
+  virtual bool adds_biases() { return false; }
+
   // What tools ask for. A kind without these has no lane in profiles, and no accounts.
 
   /// As record, of an event whose time on the device elapsed_ms() knows; null for a kind without a

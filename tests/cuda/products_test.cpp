@@ -11,7 +11,9 @@
 
 #include "core/backend/cuda/cublaslt.h"
 #include "core/base/deterministic.h"
+#include "core/dispatch/dispatch.h"
 #include "core/ops/contract.h"
+#include "core/ops/contract_bias.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -94,6 +96,33 @@ TEST_F(CudaProducts, OfLayersAndTheirGradients) {
     compare("abn,nk->abk", g, w);
     compare("abn,abk->nk", g, x);
   }
+}
+// The op that the compiler makes, as the library computes it, and as other kernels do.
+TEST_F(CudaProducts, WithABiasAreOneLaunch) {
+  for (DType t : kTypes)
+    for (const char* spec : {"abk,nk->abn", "abk,kn->abn"}) {
+      ContractAttributes c;
+      c.parse(spec);
+      const PrimRef op = contract_bias_op(c);
+      const Shape weight = c.b == "nk" ? Shape{24, 16} : Shape{16, 24};
+      const std::vector<Tensor> in{values({2, 5, 16}, t, 1), values(weight, t, 2),
+                                   values({24}, t, 3)};
+      const auto run = [](const PrimRef& prim, std::vector<Tensor> operands) {
+        return dispatch1(prim, operands);
+      };
+      const int64_t before = runs_of("cublasLt BIAS"), all = kernel_runs();
+      const Tensor got = run(op, in);
+      if (before >= 0) {
+        const bool beside = t != kF64;  // else the library's product, and an addition
+        EXPECT_EQ(runs_of("cublasLt BIAS"), before + beside);
+        EXPECT_EQ(kernel_runs(), all + (beside ? 1 : 2));
+      }
+      const OwnProducts own;
+      const Tensor want = run(op, in);
+      sweep::expect_close(got.cpu(), want.cpu(), tolerance(t) * 8, spec);
+      sweep::expect_close(want.cpu(), (contract(spec, in[0], in[1]) + in[2]).cpu(),
+                          tolerance(t) * 8, spec);
+    }
 }
 TEST_F(CudaProducts, OfVectors) {
   for (DType t : kTypes) {

@@ -242,8 +242,7 @@ struct Statement {
 
 // Results are column-major for the library: of one that lies by rows, the transpose is computed.
 bool state(Statement& s, DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n,
-           int64_t k, const Matrices& c, const Matrices& a, const Matrices& b,
-           const Epilogue& epilogue) {
+           int64_t k, const Matrices& c, const Matrices& a, const Matrices& b, const void* bias) {
   Problem& p = s.problem;
   if (!is_floating(dtype) || m == 0 || n == 0 || k == 0) return false;
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -274,9 +273,9 @@ bool state(Statement& s, DType dtype, std::span<const int64_t> batch, int64_t m,
     if (!batch.empty()) side->stride = matrices->batch[s.inner];
     side->alignment = alignment_of(matrices->data, matrices->batch, element);
   }
-  if (epilogue.bias) {
+  if (bias) {
     if (!swapped || dtype == kF64) return false;
-    p.has_bias = 1, p.bias_alignment = alignment_of(epilogue.bias, {}, element);
+    p.has_bias = 1, p.bias_alignment = alignment_of(bias, {}, element);
   }
   p.dtype = int32_t(dtype), p.deterministic = deterministic_algorithms();
   return true;
@@ -336,9 +335,9 @@ OwnProducts::~OwnProducts() { own_products = before_; }
 
 bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n, int64_t k,
                      const Matrices& c, const Matrices& a, const Matrices& b, const Stream& stream,
-                     const Epilogue& epilogue) {
+                     const void* bias) {
   Statement s;
-  if (own_products || !state(s, dtype, batch, m, n, k, c, a, b, epilogue)) return false;
+  if (own_products || !state(s, dtype, batch, m, n, k, c, a, b, bias)) return false;
   const CublasLtFunctions* f = in_use().get();
   if (!f) return false;
   Problem& p = s.problem;
@@ -348,7 +347,7 @@ bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int
   if (!handle) return false;
   Product& product = product_for(*f, p);
   if (product.refused) return false;
-  if (epilogue.bias) product.set_bias(epilogue.bias);
+  if (bias) product.set_bias(bias);
   std::optional<ProductChoice> choice = product.choice;
   if (!choice) {
     const auto chosen = choice_for(product, p, handle, s, stream);

@@ -25,20 +25,15 @@ class OwnProducts {
   bool before_;
 };
 
-/// What becomes of a product's elements before they are stored.
-struct Epilogue {
-  /// Added along the columns of c, n elements that lie densely; null: nothing is.
-  const void* bias = nullptr;
-};
-
 /// Enqueues c = a b on `stream` for every position of a batch of extents `batch`; a is [m, k], b is
-/// [k, n], all are of `dtype`. False where nothing was enqueued, or what was is to be overwritten:
-/// the library is not in use (one line of the log says why), or it does not compute this. That is
-/// so for other dtypes than floats; for empty sums and results; where a matrix has two dims with
-/// strides above 1, or rows that overlap (as after expand); where a batch is one of more than
-/// kMostCalls batches with one stride each; with a bias in f64, or where c lies by columns.
+/// [k, n], all are of `dtype`. Where `bias` is not null, its n elements are added to each row of c.
+/// False where nothing was enqueued, or what was is to be overwritten: the library is not in use
+/// (one line of the log says why), or it does not compute this. That is so for other dtypes than
+/// floats; for empty sums and results; where a matrix has two dims with strides above 1, or rows
+/// that overlap (as after expand); where a batch is one of more than kMostCalls batches with one
+/// stride each; with a bias in f64, or where c lies by columns.
 bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n, int64_t k,
                      const Matrices& c, const Matrices& a, const Matrices& b, const Stream& stream,
-                     const Epilogue& epilogue = {});
+                     const void* bias = nullptr);
 
 }  // namespace tessera::cuda
