@@ -6,12 +6,19 @@ namespace {
 
 using namespace tessera::cuda::blas;  // NOLINT: the tests speak the library's language
 
-TEST(CublasLtObjects, VersionIs13) {
+class CublasLtObjects : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_cublaslt(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+TEST_F(CublasLtObjects, VersionIs13) {
   EXPECT_GE(cublaslt().version(), 130000u);
   EXPECT_LT(cublaslt().version(), 140000u);
 }
 
-TEST(CublasLtObjects, LayoutsKeepWhatTheyAreGiven) {
+TEST_F(CublasLtObjects, LayoutsKeepWhatTheyAreGiven) {
   Layout l = nullptr;
   ASSERT_EQ(cublaslt().layout_create(&l, kR16BF, 5, 7, 8), Status::kSuccess);
   const auto number = [&](int attribute, size_t bytes) {
@@ -34,7 +41,7 @@ TEST(CublasLtObjects, LayoutsKeepWhatTheyAreGiven) {
   EXPECT_EQ(number(kLayoutOrder, 4), kOrderRow);
   EXPECT_EQ(cublaslt().layout_destroy(l), Status::kSuccess);
 }
-TEST(CublasLtObjects, AttributesHaveSizesAndNames) {
+TEST_F(CublasLtObjects, AttributesHaveSizesAndNames) {
   Layout l = nullptr;
   ASSERT_EQ(cublaslt().layout_create(&l, kR32F, 5, 7, 5), Status::kSuccess);
   const int64_t value = 1;
@@ -51,7 +58,7 @@ TEST(CublasLtObjects, AttributesHaveSizesAndNames) {
   EXPECT_EQ(cublaslt().layout_destroy(l), Status::kSuccess);
 }
 // Descriptors take any value: what cannot be computed is refused when it is asked for.
-TEST(CublasLtObjects, DescriptorsTakeValuesThatNoProductHas) {
+TEST_F(CublasLtObjects, DescriptorsTakeValuesThatNoProductHas) {
   Layout l = nullptr;
   EXPECT_EQ(cublaslt().layout_create(&l, kR32F, 5, 7, 2), Status::kSuccess);
   EXPECT_EQ(cublaslt().layout_destroy(l), Status::kSuccess);
@@ -61,7 +68,7 @@ TEST(CublasLtObjects, DescriptorsTakeValuesThatNoProductHas) {
   EXPECT_EQ(cublaslt().product_set(p, kProductEpilogue, &nonsense, 4), Status::kSuccess);
   EXPECT_EQ(cublaslt().product_destroy(p), Status::kSuccess);
 }
-TEST(CublasLtObjects, ProductsBeginPlain) {
+TEST_F(CublasLtObjects, ProductsBeginPlain) {
   Product p = nullptr;
   ASSERT_EQ(cublaslt().product_create(&p, kCompute32F, kR32F), Status::kSuccess);
   struct Row {
@@ -92,7 +99,7 @@ TEST(CublasLtObjects, ProductsBeginPlain) {
   }
   EXPECT_EQ(cublaslt().product_destroy(p), Status::kSuccess);
 }
-TEST(CublasLtObjects, PreferencesBeginWithoutWorkspaceAndWithAlignedOperands) {
+TEST_F(CublasLtObjects, PreferencesBeginWithoutWorkspaceAndWithAlignedOperands) {
   Preference p = nullptr;
   ASSERT_EQ(cublaslt().preference_create(&p), Status::kSuccess);
   const auto number = [&](int attribute, size_t bytes) {
@@ -109,7 +116,7 @@ TEST(CublasLtObjects, PreferencesBeginWithoutWorkspaceAndWithAlignedOperands) {
     EXPECT_EQ(number(a, 4), 256);
   EXPECT_EQ(cublaslt().preference_destroy(p), Status::kSuccess);
 }
-TEST(CublasLtObjects, NothingIsComputedWithoutAHandle) {
+TEST_F(CublasLtObjects, NothingIsComputedWithoutAHandle) {
   Product p = nullptr;
   Layout l = nullptr;
   Preference wanted = nullptr;

@@ -31,11 +31,13 @@ class CublasLtProducts : public OnDevice {
  protected:
   void SetUp() override {
     OnDevice::SetUp();
+    if (const std::string why = why_no_cublaslt(); !why.empty()) GTEST_SKIP() << why;
     ASSERT_EQ(cublaslt().create(&handle), Status::kSuccess);
     workspace = allocate(32 << 20);
   }
   void TearDown() override {
     OnDevice::TearDown();
+    if (!handle) return;
     check(cuda().memory_free(workspace), "free");
     EXPECT_EQ(cublaslt().destroy(handle), Status::kSuccess);
   }

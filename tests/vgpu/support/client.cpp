@@ -39,6 +39,8 @@ namespace vgpu_test {
 
 namespace {
 
+constexpr const char* kCublasLt = "libcublasLt.so.13";
+
 void* open_library(const char* name) {
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (!library) throw std::runtime_error(dlerror());
@@ -80,7 +82,7 @@ const Nvrtc& nvrtc() {
 const CublasLt& cublaslt() {
   static const CublasLt all = [] {
     CublasLt l;
-    void* library = open_library("libcublasLt.so.13");
+    void* library = open_library(kCublasLt);
 #define FUNCTION(member, symbol, parameters) find(library, #symbol, l.member);
 #include "core/backend/cuda/cublaslt_functions.def"
 #undef FUNCTION
@@ -88,6 +90,12 @@ const CublasLt& cublaslt() {
     return l;
   }();
   return all;
+}
+std::string why_no_cublaslt() {
+  if (dlopen(kCublasLt, RTLD_NOW | RTLD_LOCAL)) return "";
+  const std::string why = dlerror();
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return driver && dlsym(driver, "vgpu_emulation") ? "" : why;
 }
 void* virtual_symbol(const char* name) { return dlsym(driver_library(), name); }
 

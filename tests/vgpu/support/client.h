@@ -43,6 +43,9 @@ struct CublasLt {
 const Driver& cuda();
 const Nvrtc& nvrtc();
 const CublasLt& cublaslt();
+/// Why statements about cuBLASLt cannot be asked, or "": a machine with a card may lack the
+/// library, the virtual GPU may not.
+std::string why_no_cublaslt();
 /// A function that only the virtual driver has.
 void* virtual_symbol(const char* name);
 
