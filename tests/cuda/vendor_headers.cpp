@@ -1,13 +1,19 @@
-// Tessera declares by itself what it uses of the driver API and of NVRTC. This unit is compiled
-// where the vendor's headers are, and each of its assertions compares one of those declarations
-// with theirs. Invariant: it compiles only if every symbol, parameter, constant and struct agrees.
+// Tessera declares by itself what it uses of the driver API, of NVRTC and of cuBLASLt. This unit is
+// compiled where the vendor's headers are, and each of its assertions compares one of those
+// declarations with theirs. Invariant: it compiles only if every symbol, parameter, constant and
+// struct agrees.
 #include <cuda.h>
 #include <nvrtc.h>
+#if __has_include(<cublasLt.h>)  // a wheel of its own, which compilers of kernels need not have
+#include <cublasLt.h>
+#define TESSERA_HAVE_CUBLASLT 1
+#endif
 
 #include <cstddef>
 #include <string_view>
 #include <type_traits>
 
+#include "core/backend/cuda/cublaslt_api.h"
 #include "core/backend/cuda/driver_api.h"
 
 namespace tessera::cuda {
@@ -146,6 +152,23 @@ MEMBER(GraphUpdateInfo, error_node, CUgraphExecUpdateResultInfo, errorNode)
 MEMBER(GraphUpdateInfo, error_from_node, CUgraphExecUpdateResultInfo, errorFromNode)
 static_assert(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute) &&
               alignof(LaunchAttribute) == alignof(CUlaunchAttribute));
+
+#ifdef TESSERA_HAVE_CUBLASLT
+#define FUNCTION(member, symbol, parameters) \
+  static_assert(kSameFunction<blas::Status parameters, std::remove_pointer_t<decltype(&::symbol)>>);
+#include "core/backend/cuda/cublaslt_functions.def"
+#undef FUNCTION
+static_assert(kSameFunction<blas::VersionFunction, decltype(::cublasLtGetVersion)>);
+#define STATUS(name, vendor, value) static_assert(int(::vendor) == value);
+#include "core/backend/cuda/cublaslt_constants.def"
+#define CONSTANT(name, vendor, value) static_assert(int(::vendor) == value);
+#include "core/backend/cuda/cublaslt_constants.def"
+MEMBER(blas::Suggestion, algorithm, cublasLtMatmulHeuristicResult_t, algo)
+MEMBER(blas::Suggestion, workspace_bytes, cublasLtMatmulHeuristicResult_t, workspaceSize)
+MEMBER(blas::Suggestion, state, cublasLtMatmulHeuristicResult_t, state)
+MEMBER(blas::Suggestion, waves, cublasLtMatmulHeuristicResult_t, wavesCount)
+MEMBER(blas::Suggestion, reserved, cublasLtMatmulHeuristicResult_t, reserved)
+#endif
 
 }  // namespace
 }  // namespace tessera::cuda

@@ -4,6 +4,7 @@
 #include <link.h>
 
 #include "core/backend/cuda/context.h"
+#include "core/backend/cuda/cublaslt.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/memory_ledger.h"
 #include "core/base/error.h"
@@ -53,6 +54,14 @@ Finding compiler_finding() {
           fmt::format("NVRTC {}.{}: {}", nvrtc().major, nvrtc().minor, place_of(nvrtc().path))};
 }
 
+Finding products_finding() {
+  if (const CublasLtFunctions* f = cublaslt())
+    return {kGood,
+            fmt::format("cuBLASLt {}: {}", cublaslt_version_text(f->version), place_of(f->path))};
+  if (why_no_driver().empty()) return missing(why_no_cublaslt());
+  return {kGood, why_no_cublaslt().substr(0, why_no_cublaslt().rfind("; "))};
+}
+
 /// A library that this version of Tessera does not use yet; a user who plans for one that does
 /// wants to know.
 struct Unused {
@@ -62,7 +71,7 @@ struct Unused {
   bool by_pointer;  // int f(int*), else size_t f()
 };
 
-// All three count 9.19.0 as 91900.
+// Both count 9.19.0 as 91900.
 std::string version_of(void* handle, const Unused& library) {
   void* symbol = dlsym(handle, library.version_symbol);
   if (!symbol) return fmt::format("without {}", library.version_symbol);
@@ -93,11 +102,10 @@ std::vector<Finding> findings() {
   std::vector<Finding> all{driver_finding()};
   for (int card = 0; card < device_count(); ++card) all.push_back(card_finding(card));
   all.push_back(compiler_finding());
+  all.push_back(products_finding());
   const std::vector<std::string> folders = library_folders();
-  const Unused libraries[] = {
-      {"cuBLAS", {"libcublasLt.so.13", "libcublasLt.so.12"}, "cublasLtGetVersion", false},
-      {"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", false},
-      {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", true}};
+  const Unused libraries[] = {{"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", false},
+                              {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", true}};
   for (const Unused& library : libraries) all.push_back(finding_of(library, folders));
   return all;
 }

@@ -1,7 +1,7 @@
 // The vendor's libraries, loaded when they are first asked for: nothing is linked, so one binary
 // runs with and without a GPU. The table of functions of each is made from its list
-// (driver_functions.def, nvrtc_functions.def). Invariant: a table is complete or absent, and where
-// it is absent one line says why and what to do.
+// (driver_functions.def, nvrtc_functions.def; cublaslt.h has its own). Invariant: a table is
+// complete or absent, and where it is absent one line says why and what to do.
 #pragma once
 #include <string>
 #include <vector>
@@ -42,6 +42,18 @@ struct FunctionOf<R, void(A...)> {
   using Type = Function<R, A...>;
 };
 }  // namespace detail
+
+/// The address of `symbol` in an open library, or null.
+void* address_in(void* library, const char* symbol);
+/// Finds `function` in `library`; returns its symbol where that is missing.
+template <class F>
+const char* fill(F& function, void* library) {
+  void* address = address_in(library, function.symbol());
+  function.set(address);
+  return address ? nullptr : function.symbol();
+}
+/// A function that only libraries of the virtual GPU (tests/vgpu) have.
+inline constexpr const char* kEmulation = "vgpu_emulation";
 
 /// What a virtual driver (tests/vgpu) has beside the vendor's functions: allocators tell it of the
 /// parts that they cut blocks into, so that it knows bounds and lives of tensors. A real driver has

@@ -21,11 +21,25 @@ void PrintTo(NvrtcResult result, std::ostream* out) {
   *out << "nvrtcResult " << static_cast<int>(result);
 }
 
+namespace blas {
+void PrintTo(Status status, std::ostream* out) {
+#define STATUS(ours, vendor, value) \
+  if (status == Status::ours) {     \
+    *out << #vendor;                \
+    return;                         \
+  }
+#include "core/backend/cuda/cublaslt_constants.def"
+  *out << "cublasStatus_t " << static_cast<int>(status);
+}
+}  // namespace blas
+
 }  // namespace tessera::cuda
 
 namespace vgpu_test {
 
 namespace {
+
+constexpr const char* kCublasLt = "libcublasLt.so.13";
 
 void* open_library(const char* name) {
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -64,6 +78,24 @@ const Nvrtc& nvrtc() {
     return n;
   }();
   return compiler;
+}
+const CublasLt& cublaslt() {
+  static const CublasLt all = [] {
+    CublasLt l;
+    void* library = open_library(kCublasLt);
+#define FUNCTION(member, symbol, parameters) find(library, #symbol, l.member);
+#include "core/backend/cuda/cublaslt_functions.def"
+#undef FUNCTION
+    find(library, "cublasLtGetVersion", l.version);
+    return l;
+  }();
+  return all;
+}
+std::string why_no_cublaslt() {
+  if (dlopen(kCublasLt, RTLD_NOW | RTLD_LOCAL)) return "";
+  const std::string why = dlerror();
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return driver && dlsym(driver, "vgpu_emulation") ? "" : why;
 }
 void* virtual_symbol(const char* name) { return dlsym(driver_library(), name); }
 
