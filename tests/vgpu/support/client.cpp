@@ -22,6 +22,11 @@ void PrintTo(NvrtcResult result, std::ostream* out) {
 }
 
 }  // namespace tessera::cuda
+namespace tessera::nccl {
+void PrintTo(Result result, std::ostream* out) {
+  *out << "ncclResult " << static_cast<int>(result);
+}
+}  // namespace tessera::nccl
 
 namespace vgpu_test {
 
@@ -64,6 +69,19 @@ const Nvrtc& nvrtc() {
     return n;
   }();
   return compiler;
+}
+const tessera::nccl::Functions& nccl() {
+  static const tessera::nccl::Functions functions = [] {
+    tessera::nccl::Functions f;
+    void* library = open_library("libnccl.so.2");
+#define FUNCTION(member, symbol, parameters) find(library, #symbol, f.member);
+#include "collectives/nccl/functions.def"
+#include "collectives/nccl/optional_functions.def"
+#undef FUNCTION
+    find(library, "ncclGetErrorString", f.error_string);
+    return f;
+  }();
+  return functions;
 }
 void* virtual_symbol(const char* name) { return dlsym(driver_library(), name); }
 

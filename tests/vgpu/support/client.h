@@ -8,12 +8,23 @@
 #include <string>
 #include <vector>
 
+#include "collectives/nccl/api.h"
 #include "core/backend/cuda/driver_api.h"
 
 namespace tessera::cuda {
 void PrintTo(Result result, std::ostream* out);
 void PrintTo(NvrtcResult result, std::ostream* out);
 }  // namespace tessera::cuda
+namespace tessera::nccl {
+struct Functions {
+#define FUNCTION(member, symbol, parameters) Result(*member) parameters;
+#include "collectives/nccl/functions.def"
+#include "collectives/nccl/optional_functions.def"
+#undef FUNCTION
+  const char* (*error_string)(Result);
+};
+void PrintTo(Result result, std::ostream* out);
+}  // namespace tessera::nccl
 
 namespace vgpu_test {
 
@@ -32,6 +43,7 @@ struct Nvrtc {
 /// Loaded by the first call; throws with the loader's words.
 const Driver& cuda();
 const Nvrtc& nvrtc();
+const tessera::nccl::Functions& nccl();
 /// A function that only the virtual driver has.
 void* virtual_symbol(const char* name);
 
