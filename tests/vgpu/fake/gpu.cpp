@@ -166,9 +166,10 @@ OpRef Gpu::submit(StreamState& s, OpKind kind, std::string name, std::function<v
   return op;
 }
 
-OpRef Gpu::submit_polled(StreamState& s, std::string name, std::function<bool()> poll) {
+OpRef Gpu::submit_polled(StreamState& s, std::string name, std::function<bool()> poll,
+                         std::function<uint64_t()> news) {
   OpRef op = next_of(s, OpKind::kKernel, std::move(name));
-  op->poll = std::move(poll);
+  op->poll = std::move(poll), op->news = std::move(news);
   op->clock = host_;
   add(op);
   return op;
@@ -253,6 +254,11 @@ void Gpu::run_host_function(const OpRef& op) {
 
 bool Gpu::run_op(const OpRef& op) {
   const OpRef keep = op;
+  if (keep->news && devices[static_cast<size_t>(keep->device)].error == Result::kSuccess) {
+    const uint64_t news = keep->news();
+    if (keep->begun && news == keep->seen) return false;
+    keep->seen = news;
+  }
   keep->state = Op::kRunning;
   if (settings.trace && !keep->begun)
     std::fprintf(stderr, "vgpu: device %d, lane %u, op %u: %s\n", keep->device, keep->lane,
@@ -268,7 +274,8 @@ bool Gpu::run_op(const OpRef& op) {
   }
   keep->state = Op::kDone;
   keep->finished = std::chrono::steady_clock::now();
-  keep->after.clear(), keep->run = nullptr, keep->poll = nullptr, keep->call = nullptr;
+  keep->after.clear(), keep->run = nullptr, keep->poll = nullptr, keep->news = nullptr,
+                       keep->call = nullptr;
   std::erase(pending_, keep);
   ++activity_;
   changed_.notify_all();
@@ -279,7 +286,7 @@ bool Gpu::run_op(const OpRef& op) {
 void Gpu::await_peers() {
   if (run_one(Hosts::kNot)) return;
   hurry();
-  without_lock([&](auto& lock) { changed_.wait_for(lock, std::chrono::microseconds(100)); });
+  without_lock([&](auto& lock) { changed_.wait_for(lock, std::chrono::microseconds(500)); });
 }
 
 // Memory is not open for a thread that waits: another one may close it meanwhile.

@@ -82,7 +82,8 @@ class Gpu {
   OpRef submit(StreamState& stream, OpKind kind, std::string name, std::function<void()> run,
                std::vector<Op::HostBuffer> host_buffers = {});
   /// An op that waits for other devices (Op::poll), on a stream that is not captured.
-  OpRef submit_polled(StreamState& stream, std::string name, std::function<bool()> poll);
+  OpRef submit_polled(StreamState& stream, std::string name, std::function<bool()> poll,
+                      std::function<uint64_t()> news);
   /// An op whose `after`, lane and device are set.
   void add(const OpRef& op);
   /// By the seed: nothing, or some of what may run now.

@@ -27,7 +27,7 @@ class Collective final : public Task {
     given_ = taken_ = bytes;
     switch (call.verb) {
       case Verb::kReduce: takes_ = root; break;
-      case Verb::kBroadcast: one_giver_ = true; break;
+      case Verb::kBroadcast: one_giver_ = true, takes_ = !root || call.in != call.out; break;
       case Verb::kAllGather: taken_ = n * bytes; break;
       case Verb::kReduceScatter: given_ = n * bytes; break;
       case Verb::kAllToAll: given_ = taken_ = n * bytes; break;
@@ -210,6 +210,16 @@ class Launch {
                           [](const auto& task) { return !task->channel(); });
   }
 
+  uint64_t news() const {
+    uint64_t sum = comm_->finished + comm_->aborted;
+    for (int r = 0; r < comm_->size; ++r)
+      sum += comm_->segment->rank(r).rounds.load(std::memory_order_acquire);
+    for (const auto& task : tasks_)
+      if (const Channel* c = task->channel())
+        sum +=
+            c->written.load(std::memory_order_acquire) + c->taken.load(std::memory_order_acquire);
+    return sum;
+  }
   bool poll() {
     if (comm_->aborted) return end();
     if (number_ != comm_->finished) return false;
@@ -265,7 +275,8 @@ void launch(const CommRef& comm, StreamObject& stream, Tasks tasks) {
   if (tasks.empty()) return;
   const std::string name = tasks.size() == 1 ? tasks[0]->name : "ncclGroup";
   auto work = std::make_shared<Launch>(comm, std::move(tasks));
-  comm->last = gpu().submit_polled(stream, name, [work] { return work->poll(); });
+  comm->last = gpu().submit_polled(
+      stream, name, [work] { return work->poll(); }, [work] { return work->news(); });
   gpu().run_some();
 }
 
