@@ -176,7 +176,10 @@ bool DeviceGroup::supports(const Collective& c) const {
 
 Ref<Work> DeviceGroup::submit(const Collective& c) {
   const Device device = device_of(c);
-  if (device.is_cpu()) return cpu().submit(c);
+  if (device.is_cpu()) {
+    if (const Ref<CardGroup> group = cards()) group->submit_messages();
+    return cpu().submit(c);
+  }
   if (const Ref<ProcessGroup> group = group_for(c, device)) return group->submit(c);
   TESSERA_CHECK(!device.is_meta(), "{}: tensors on meta have no values to send", name_of(c.kind));
   return submit_staged(c);

@@ -18,6 +18,8 @@ class CardGroup : public ProcessGroup {
   /// Called by all its ranks after the CPU's group was split the same way, of which `part` is this
   /// rank's part (null for a negative color). Null where the part is no group of cards.
   virtual Ref<CardGroup> split_beside(const ProcessGroup* part, int color, int key) = 0;
+  /// Submits messages that are put off: the host is about to wait for its peers in another way.
+  virtual void submit_messages() = 0;
   Ref<ProcessGroup> split(int, int, CallSite) final {
     throw BugError("a group of cards is split beside the CPU's");
   }

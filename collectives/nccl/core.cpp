@@ -49,15 +49,26 @@ Ref<Storage> memory_on(const Stream& stream, int64_t bytes) {
 }  // namespace
 
 GroupCore::GroupCore(detail::Membership members, GroupContext context, Device device,
-                     std::unique_ptr<Communicator> communicator)
-    : members_(std::move(members)),
-      context_(std::move(context)),
-      device_(device),
-      comm_(std::move(communicator)) {}
+                     Communicators communicators)
+    : members_(std::move(members)), context_(std::move(context)), device_(device) {
+  for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].comm = std::move(communicators[i]);
+}
+
+GroupCore::Lane& GroupCore::lane_of(const Plan& plan) {
+  if (!plan.is_p2p()) return lanes_[0];
+  const bool from_here = plan.kind == CollKind::kSend;
+  const bool upwards = (plan.record.peer > members_.rank) == from_here;
+  return lanes_[upwards ? 1 : 2];
+}
+
+bool GroupCore::idle() const {
+  return put_off_.empty() &&
+         std::ranges::all_of(lanes_, [](const Lane& l) { return l.underway.empty(); });
+}
 
 // NCCL takes pieces that follow each other, and no result that lies over an operand in part.
 GroupCore::Ready GroupCore::prepare(const Ref<CardCall>& call, const Collective& c) {
-  const Stream& stream = comm_->stream();
+  const Stream& stream = lane_of(call->plan).comm->stream();
   for (const Tensor& t : c.in) t.storage()->wait_ready(stream);
   for (const Tensor& t : c.out) t.storage()->wait_writable(stream);
   Plan& plan = call->plan;
@@ -100,7 +111,7 @@ Ref<Work> GroupCore::submit(const Collective& c) {
       if (c.kind == CollKind::kSend && !c.async) submit_all_put_off();
     } else {
       submit_all_put_off();
-      submit_now({std::move(ready)});
+      submit_now(lanes_[0], {std::move(ready)});
     }
     changed_.notify_all();
   }
@@ -124,9 +135,17 @@ void GroupCore::submit_put_off() {
   submit_all_put_off();
 }
 
-void GroupCore::submit_now(std::vector<Ready> calls) {
+void GroupCore::submit_all_put_off() {
+  std::array<std::vector<Ready>, 3> calls;  // by lane
+  for (Ready& r : std::exchange(put_off_, {}))
+    calls[size_t(&lane_of(r.call->plan) - lanes_.data())].push_back(std::move(r));
+  for (size_t i = 0; i < calls.size(); ++i)
+    if (!calls[i].empty()) submit_now(lanes_[i], std::move(calls[i]));
+}
+
+void GroupCore::submit_now(Lane& lane, std::vector<Ready> calls) {
   DeviceRuntime& runtime = runtime_of(device_);
-  const Stream& stream = comm_->stream();
+  const Stream& stream = lane.comm->stream();
   const CardCall& first = *calls[0].call;
   const bool timed = std::ranges::any_of(calls, [](const Ready& r) { return r.call->async; });
   const auto record = [&] { return timed ? runtime.record_timed(stream) : runtime.record(stream); };
@@ -134,14 +153,14 @@ void GroupCore::submit_now(std::vector<Ready> calls) {
   for (const Ready& r : calls) plans.push_back(&r.call->plan);
   const Ref<Event> begun = record();
   with_nccl(first.title(), facts_of(first), first.limit,
-            [&](const Communicator::Pause& pause) { comm_->submit(plans, pause); });
+            [&](const Communicator::Pause& pause) { lane.comm->submit(plans, pause); });
   for (const Ready& r : calls)
     if (r.after) r.after();
   const Ref<Event> ended = record();
   const Ref<cuda::Refusals> thread = cuda::refusals_of(cuda::compute_stream(device_.index));
   for (const Ready& r : calls) {
     r.call->set_submitted(begun, ended, timed);
-    underway_.push_back({r.call, thread});
+    lane.underway.push_back({r.call, thread});
   }
 }
 
@@ -173,17 +192,18 @@ void GroupCore::with_nccl(const std::string& title, detail::WaitFacts facts, Mil
   }
 }
 
-std::unique_ptr<Communicator> GroupCore::split(int color, int key) {
+Communicators GroupCore::split(int color, int key) {
   std::lock_guard lock(mutex_);
   if (dead()) throw_failure();
   submit_all_put_off();
   detail::WaitFacts facts;
   facts.group = members_.group, facts.members = members_.world_ranks;
   facts.number = facts.seq = collectives_ + 1, facts.call = "split";
-  std::unique_ptr<Communicator> part;
-  with_nccl("split", std::move(facts), context_.timeout,
-            [&](const Communicator::Pause& pause) { part = comm_->split(color, key, pause); });
-  return part;
+  Communicators parts;
+  with_nccl("split", std::move(facts), context_.timeout, [&](const Communicator::Pause& pause) {
+    for (size_t i = 0; i < parts.size(); ++i) parts[i] = lanes_[i].comm->split(color, key, pause);
+  });
+  return parts;
 }
 
 void GroupCore::flush() {
@@ -191,7 +211,8 @@ void GroupCore::flush() {
   {
     std::lock_guard lock(mutex_);
     if (!dead()) submit_all_put_off();
-    for (const Underway& u : underway_) calls.push_back(u.call);
+    for (const Lane& lane : lanes_)
+      for (const Underway& u : lane.underway) calls.push_back(u.call);
   }
   for (const Ref<CardCall>& call : calls) call->wait();
   if (dead()) throw_failure();
@@ -247,10 +268,11 @@ void GroupCore::die(CommError error) {
   }
   if (first) context_.watchdog->publish_failure(error);
   std::set<cuda::Refusals*> threads;
-  for (const Underway& u : underway_)
-    if (u.thread && u.call->error() && threads.insert(u.thread.get()).second)
-      u.thread->post(failure());
-  comm_->abort();
+  for (const Lane& lane : lanes_)
+    for (const Underway& u : lane.underway)
+      if (u.thread && u.call->error() && threads.insert(u.thread.get()).second)
+        u.thread->post(failure());
+  for (const Lane& lane : lanes_) lane.comm->abort();
   put_off_.clear();
   changed_.notify_all();
 }

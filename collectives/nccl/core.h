@@ -41,12 +41,12 @@ class GroupCore final : public CallOwner {
  public:
   using Clock = std::chrono::steady_clock;
   GroupCore(detail::Membership members, GroupContext context, Device device,
-            std::unique_ptr<Communicator> communicator);
+            Communicators communicators);
   /// Waits for the work and ends the communicator; no call may be submitted after it.
   void close();
 
   Ref<Work> submit(const Collective& c);
-  std::unique_ptr<Communicator> split(int color, int key);
+  Communicators split(int color, int key);
   void abort(const std::string& why);
   void flush();
   Device device() const { return device_; }
@@ -70,12 +70,22 @@ class GroupCore final : public CallOwner {
     Tensors tensors;
     Clock::time_point called;
   };
+  /// A communicator, what is under way on it, and the first of that, if the card has come to it.
+  struct Lane {
+    std::unique_ptr<Communicator> comm;
+    std::deque<Underway> underway;
+    // Only the watching thread uses these.
+    Ref<CardCall> head = nullptr;
+    Clock::time_point since{};
+    std::optional<PeerWait> wait{};
+    std::optional<detail::Watchdog::Scope> scope{};
+  };
+  Lane& lane_of(const detail::Plan& plan);
+  bool idle() const;
   bool dead() const { return dead_.load(std::memory_order_acquire); }
   Ready prepare(const Ref<CardCall>& call, const Collective& c);
-  void submit_now(std::vector<Ready> calls);
-  void submit_all_put_off() {
-    if (!put_off_.empty()) submit_now(std::exchange(put_off_, {}));
-  }
+  void submit_now(Lane& lane, std::vector<Ready> calls);
+  void submit_all_put_off();
   void with_nccl(const std::string& title, detail::WaitFacts facts, Millis limit,
                  const std::function<void(const Communicator::Pause&)>& body);
   detail::WaitFacts facts_of(const CardCall& call) const;
@@ -89,7 +99,8 @@ class GroupCore final : public CallOwner {
   // The rest runs on the thread that watches.
   void watch();
   void drop_ended();
-  void watch_head();
+  void watch_head(Lane& lane);
+  void unwatch();
   void look_for_errors();
   void compare_calls();
 
@@ -99,9 +110,8 @@ class GroupCore final : public CallOwner {
 
   std::mutex mutex_;
   std::condition_variable changed_, idle_;
-  std::unique_ptr<Communicator> comm_;
+  std::array<Lane, 3> lanes_;  // as Communicators
   uint64_t collectives_ = 0, messages_ = 0;
-  std::deque<Underway> underway_;
   std::vector<Ready> put_off_;
   bool stop_ = false;
   std::thread thread_;
@@ -113,10 +123,7 @@ class GroupCore final : public CallOwner {
   std::optional<CommError> requested_;
 
   // Only the watching thread uses these.
-  Ref<CardCall> head_;
-  Clock::time_point head_since_, compared_at_;
-  std::optional<PeerWait> head_wait_;
-  std::optional<detail::Watchdog::Scope> head_scope_;
+  Clock::time_point compared_at_;
   uint64_t published_ = 0;
 };
 

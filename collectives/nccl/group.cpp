@@ -12,11 +12,19 @@ detail::Membership members_beside(const ProcessGroup& cpu) {
   return m;
 }
 
+Communicators with_messages(std::unique_ptr<Communicator> first, int rank,
+                            const Communicator::Pause& pause) {
+  Communicators all;
+  for (size_t i = 1; first && i < all.size(); ++i) all[i] = first->split(0, rank, pause);
+  all[0] = std::move(first);
+  return all;
+}
+
 NcclGroup::NcclGroup(detail::Membership members, GroupContext context, Device device,
-                     std::unique_ptr<Communicator> communicator)
+                     Communicators communicators)
     : members_(std::move(members)),
       context_(std::move(context)),
-      core_(make_ref<GroupCore>(members_, context_, device, std::move(communicator))) {}
+      core_(make_ref<GroupCore>(members_, context_, device, std::move(communicators))) {}
 
 NcclGroup::~NcclGroup() { core_->close(); }
 
@@ -41,14 +49,15 @@ Ref<Work> NcclGroup::submit(const Collective& c) {
 
 Ref<detail::CardGroup> NcclGroup::split_beside(const ProcessGroup* part, int color, int key) {
   const bool alone = !part || part->size() == 1;
-  auto communicator = core_->split(alone ? -1 : color, key);
+  Communicators communicators = core_->split(alone ? -1 : color, key);
   if (alone) return nullptr;
   return Ref<CardGroup>(
-      new NcclGroup(members_beside(*part), context_, core_->device(), std::move(communicator)));
+      new NcclGroup(members_beside(*part), context_, core_->device(), std::move(communicators)));
 }
 
 void NcclGroup::abort(const std::string& why) { core_->abort(why); }
 void NcclGroup::flush() { core_->flush(); }
+void NcclGroup::submit_messages() { core_->submit_put_off(); }
 
 Ref<Storage> NcclGroup::allocate(size_t bytes, Device device) {
   return make_ref<Storage>(bytes, device, allocator_of(device));

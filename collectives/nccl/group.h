@@ -7,6 +7,8 @@
 // collectives are submitted in the order of the calls; after a failure nothing is, and every wait
 // of the host for values that passed through the group throws.
 #pragma once
+#include <array>
+
 #include "collectives/device_group.h"
 #include "collectives/engine.h"
 #include "collectives/nccl/communicator.h"
@@ -25,12 +27,18 @@ struct GroupContext {
   Millis timeout{0};
 };
 
+/// The communicators of a group: for collectives, for messages to higher ranks, and to lower ones.
+using Communicators = std::array<std::unique_ptr<Communicator>, 3>;
+/// Divides `first` into those of all its ranks.
+Communicators with_messages(std::unique_ptr<Communicator> first, int rank,
+                            const Communicator::Pause& pause);
+
 class GroupCore;
 
 class NcclGroup final : public detail::CardGroup {
  public:
   NcclGroup(detail::Membership members, GroupContext context, Device device,
-            std::unique_ptr<Communicator> communicator);
+            Communicators communicators);
   ~NcclGroup() override;
 
   int rank() const override { return members_.rank; }
@@ -44,6 +52,7 @@ class NcclGroup final : public detail::CardGroup {
   Ref<CardGroup> split_beside(const ProcessGroup* part, int color, int key) override;
   void abort(const std::string& why) override;
   void flush() override;
+  void submit_messages() override;
   Ref<Storage> allocate(size_t bytes, Device device) override;
   bool has_own_memory(Device) const override { return false; }
   int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }

@@ -80,19 +80,23 @@ Ref<detail::CardGroup> join(ProcessGroup& cpu, Device device, const GroupContext
                   gone = e;
                 });
   try {
-    std::unique_ptr<Communicator> communicator;
+    Communicators communicators;
     {
       const detail::Watchdog::Scope scope(context.watchdog.get(), wait,
                                           detail::Watchdog::Clock::now());
-      communicator = std::make_unique<Communicator>(device.index, members.size, cards[0].id,
-                                                    members.rank, [&] {
-                                                      std::lock_guard lock(mutex);
-                                                      if (gone) throw *gone;
-                                                    });
+      const Communicator::Pause pause = [&] {
+        std::lock_guard lock(mutex);
+        if (gone) throw *gone;
+      };
+      communicators =
+          with_messages(std::make_unique<Communicator>(device.index, members.size, cards[0].id,
+                                                       members.rank, pause),
+                        members.rank, pause);
     }
     if (cpu.rank() == 0)
       logging::info("{}: NCCL {} moves tensors on cuda", cpu.name(), version_text(nccl->version));
-    return Ref<detail::CardGroup>(new NcclGroup(members, context, device, std::move(communicator)));
+    return Ref<detail::CardGroup>(
+        new NcclGroup(members, context, device, std::move(communicators)));
   } catch (const Error& e) {
     const CommError error(fmt::format("{}: rank {}: NCCL: {}; NCCL_DEBUG=WARN says more",
                                       members.group, members.rank, e.what()),

@@ -12,7 +12,7 @@ using detail::Watchdog;
 namespace {
 
 constexpr Millis kLook{20};             // between two looks at events
-constexpr Millis kMostPutOff{1000};     // a peer may wait for a message that is put off
+constexpr Millis kMostPutOff{20};       // a peer may wait for a message that is put off
 constexpr Millis kSuspicious{300};      // a call that takes longer is compared with the peers'
 constexpr uint64_t kCompareEvery = 32;  // collectives, where none is late
 
@@ -34,27 +34,27 @@ WaitFacts GroupCore::facts_of(const CardCall& call) const {
 void GroupCore::watch() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    if (underway_.empty() && put_off_.empty() && !requested())
-      changed_.wait(lock);
-    else
-      changed_.wait_for(lock, kLook);
-    if (stop_) break;
     if (dead()) {
-      underway_.clear();
-      lock.unlock();
-      head_scope_.reset();
-      lock.lock();
+      for (Lane& lane : lanes_) lane.underway.clear();
       idle_.notify_all();
+      lock.unlock();
+      unwatch();
+      lock.lock();
       if (!stop_) changed_.wait(lock);
       continue;
     }
     if (const auto error = requested()) {
       lock.unlock();
-      head_scope_.reset();
+      unwatch();
       lock.lock();
       die(*error);
       continue;
     }
+    if (idle())
+      changed_.wait(lock);
+    else
+      changed_.wait_for(lock, kLook);
+    if (stop_ || dead()) continue;
     drop_ended();
     if (!put_off_.empty() && Clock::now() - put_off_[0].called > kMostPutOff) {
       try {
@@ -64,46 +64,53 @@ void GroupCore::watch() {
     }
     look_for_errors();
     lock.unlock();
-    watch_head();
+    for (Lane& lane : lanes_) watch_head(lane);
     compare_calls();
     lock.lock();
   }
 }
 
 void GroupCore::drop_ended() {
-  while (!underway_.empty() && underway_.front().call->done()) {
-    underway_.front().call->see_end();
-    underway_.pop_front();
-  }
-  if (underway_.empty()) idle_.notify_all();
+  for (Lane& lane : lanes_)
+    while (!lane.underway.empty() && lane.underway.front().call->done()) {
+      lane.underway.front().call->see_end();
+      lane.underway.pop_front();
+    }
+  if (idle()) idle_.notify_all();
 }
 
 // A call waits for peers from when the card has come to it.
-void GroupCore::watch_head() {
+void GroupCore::watch_head(Lane& lane) {
   Ref<CardCall> head;
   {
     std::lock_guard lock(mutex_);
-    if (!dead() && !underway_.empty()) head = underway_.front().call;
+    if (!dead() && !lane.underway.empty()) head = lane.underway.front().call;
   }
   if (head && !head->begun()) head = nullptr;
-  if (head == head_) return;
-  head_scope_.reset(), head_wait_.reset();
-  head_ = head;
-  if (!head_) return;
-  head_since_ = Clock::now();
-  head_wait_.emplace(facts_of(*head_), head_->limit, key("failure"),
-                     [this](const CommError& e) { request_failure(e); });
-  head_scope_.emplace(context_.watchdog.get(), *head_wait_, head_since_);
+  if (head == lane.head) return;
+  lane.scope.reset(), lane.wait.reset();
+  lane.head = head;
+  if (!head) return;
+  lane.since = Clock::now();
+  lane.wait.emplace(facts_of(*head), head->limit, key("failure"),
+                    [this](const CommError& e) { request_failure(e); });
+  lane.scope.emplace(context_.watchdog.get(), *lane.wait, lane.since);
+}
+
+void GroupCore::unwatch() {
+  for (Lane& lane : lanes_) lane.scope.reset(), lane.head = nullptr;
 }
 
 // What NCCL found by itself: a connection that broke, most likely because a rank has ended.
 void GroupCore::look_for_errors() {
   if (dead()) return;
-  const Result state = comm_->error();
-  if (state == Result::kSuccess) return;
-  const std::string call = underway_.empty()
+  const auto broken = std::ranges::find_if(
+      lanes_, [](const Lane& l) { return l.comm->error() != Result::kSuccess; });
+  if (broken == lanes_.end()) return;
+  const Result state = broken->comm->error();
+  const std::string call = broken->underway.empty()
                                ? members_.group
-                               : underway_.front().call->title() + " on " + members_.group;
+                               : broken->underway.front().call->title() + " on " + members_.group;
   std::string how = functions()->error_string(state);
   std::vector<int> ranks;
   const StoreTimeLimit limit(Watchdog::kResponseTime);
@@ -127,7 +134,7 @@ void GroupCore::look_for_errors() {
 // Shows this rank's latest calls to the others, and looks at theirs.
 void GroupCore::compare_calls() {
   const auto now = Clock::now();
-  const bool late = head_ && now - head_since_ > kSuspicious;
+  const bool late = lanes_[0].head && now - lanes_[0].since > kSuspicious;
   const uint64_t latest = journal_.latest();
   if (dead() || (!late && latest < published_ + kCompareEvery)) return;
   if (late && now - compared_at_ < kSuspicious) return;
@@ -157,15 +164,17 @@ void GroupCore::close() {
     } catch (const CommError&) {  // it is dead now
     }
     changed_.notify_all();
-    if (thread_.joinable()) idle_.wait(lock, [&] { return dead() || underway_.empty(); });
+    if (thread_.joinable()) idle_.wait(lock, [&] { return dead() || idle(); });
     stop_ = true;
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  head_scope_.reset(), head_ = nullptr;
+  unwatch();
   std::lock_guard lock(mutex_);
-  underway_.clear();
-  comm_->close();
+  for (Lane& lane : lanes_) {
+    lane.underway.clear();
+    lane.comm->close();
+  }
 }
 
 }  // namespace tessera::nccl

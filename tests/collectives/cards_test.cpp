@@ -152,6 +152,19 @@ TEST_F(CollectivesOnCards, AllMessagesOfARankProceedTogether) {
   });
 }
 
+TEST_F(CollectivesOnCards, MessagesThatCrossMayBeSubmittedApart) {
+  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  on_cards(2, [](ProcessGroup& g) {
+    g.all_reduce(of(1));
+    constexpr int64_t kMany = 100'000;
+    Tensor mine = of(g.rank(), kMany), theirs = of(-1, kMany);
+    g.send_async(mine, 1 - g.rank());
+    g.barrier();  // what was put off is submitted before the host waits
+    g.recv(theirs, 1 - g.rank());
+    EXPECT_EQ(values(theirs), std::vector<float>(kMany, float(1 - g.rank())));
+  });
+}
+
 TEST_F(CollectivesOnCards, AMessageThatNobodyWaitsForArrives) {
   if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
   on_cards(2, [](ProcessGroup& g) {

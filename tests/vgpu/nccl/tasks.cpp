@@ -208,16 +208,16 @@ class Launch {
       : comm_(std::move(comm)), tasks_(std::move(tasks)), number_(comm_->launches++) {
     std::stable_partition(tasks_.begin(), tasks_.end(),
                           [](const auto& task) { return !task->channel(); });
+    for (const auto& task : tasks_)
+      if (task->channel()) channels_.push_back(task->channel());
   }
 
   uint64_t news() const {
     uint64_t sum = comm_->finished + comm_->aborted;
     for (int r = 0; r < comm_->size; ++r)
       sum += comm_->segment->rank(r).rounds.load(std::memory_order_acquire);
-    for (const auto& task : tasks_)
-      if (const Channel* c = task->channel())
-        sum +=
-            c->written.load(std::memory_order_acquire) + c->taken.load(std::memory_order_acquire);
+    for (const Channel* c : channels_)
+      sum += c->written.load(std::memory_order_acquire) + c->taken.load(std::memory_order_acquire);
     return sum;
   }
   bool poll() {
@@ -257,6 +257,7 @@ class Launch {
 
   const CommRef comm_;
   Tasks tasks_;
+  std::vector<const Channel*> channels_;  // of all tasks, those that are done too
   const uint64_t number_;
   bool begun_ = false;
 };
