@@ -39,8 +39,8 @@ def expect(holds, what, output):
 # The last step's loss is that of parameters which all steps before have changed.
 status, on_cpu, output, _ = run(["--device", "cpu"])
 expect(status == 0 and len(on_cpu) == 5, f"on the CPU: status {status}, {len(on_cpu)} losses", output)
-status, _, output, _ = run(["--device", "cuda"], devices=3, ranks="gpu", steps=1)
-expect(status == 0 and "3 ranks" in output, f"--nproc gpu on three cards: status {status}", output)
+status, _, output, _ = run(["--device", "cuda"], devices=4, ranks="gpu", steps=1)
+expect(status == 0 and "4 ranks" in output, f"--nproc gpu on four cards: status {status}", output)
 for strategy, how in (("ddp", ["--seed", "1"]), ("fsdp", ["--seed", "2"]), ("tp", ["--seed", "3"]), ("pp", ["--seed", "late"]),
                       ("ddp", ["--seed", "4", "--check"]), ("fsdp", ["--seed", "5", "--check"])):
     status, losses, output, seconds = run(["--strategy", strategy, "--device", "cuda"], how=how)
