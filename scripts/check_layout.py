@@ -39,7 +39,8 @@ MAY_INCLUDE = {
     "core/backend/cuda/kernels": OPS,
     "core/backend/cuda/ops": OPS + ["core/backend/cuda", "core/backend/cuda/kernels"],
     "collectives/store": BASE,
-    "collectives": CORE + ["collectives/store"],
+    "collectives": CORE + ["collectives/store", "collectives/nccl"],
+    "collectives/nccl": COLLECTIVES + ["core/backend/cuda"],
     "dtensor": COLLECTIVES,
     "parallel": COLLECTIVES + ["dtensor"],
     # The stages of the compiler: a step is recorded, passes rewrite its graph, code is generated, an executor runs it. None

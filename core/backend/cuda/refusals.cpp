@@ -214,8 +214,19 @@ Ref<Refusals> refusals_of(const Stream& stream) {
 
 uint32_t Refusals::thrown() const { return words_->thrown(); }
 
+void Refusals::post(std::exception_ptr error) {
+  std::lock_guard lock(mutex_);
+  error_ = std::move(error);
+  posted_.store(true, std::memory_order_release);
+}
+
 void Refusals::raise(uint32_t seen) {
   const bool own = this == own_refusals().get();
+  if (own && posted_.load(std::memory_order_acquire)) [[unlikely]] {
+    std::lock_guard lock(mutex_);
+    posted_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(error_);
+  }
   std::string text = words_->take(own);
   if (text.empty() && !own && words_->thrown() != seen) text = words_->last();
   if (text.empty()) return;

@@ -6,8 +6,11 @@
 // write to its word whenever it runs. Every wait for the stream, by any thread, throws the error
 // until the thread that owns the stream has received it; then it is cleared.
 #pragma once
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -54,10 +57,18 @@ class Refusals : public RefCounted {
   /// once. Other threads also hear what it was told after thrown() was `seen`: what they waited for
   /// is wrong all the same.
   void raise(uint32_t seen);
+  /// Lets the next wait of the thread itself throw `error`: what it enqueued got no right values
+  /// from a part of the library that runs beside it. Called by any thread.
+  void post(std::exception_ptr error);
+  /// The calling thread has heard of it in another way.
+  void forget_posted() { posted_.store(false, std::memory_order_relaxed); }
   Words& words() { return *words_; }
 
  private:
   std::unique_ptr<Words> words_;
+  std::atomic<bool> posted_{false};
+  std::mutex mutex_;
+  std::exception_ptr error_;  // while it is posted
 };
 
 /// The words of kernels that are captured as one graph. They belong to the graph as long as it

@@ -34,6 +34,11 @@ void PrintTo(Status status, std::ostream* out) {
 }  // namespace blas
 
 }  // namespace tessera::cuda
+namespace tessera::nccl {
+void PrintTo(Result result, std::ostream* out) {
+  *out << "ncclResult " << static_cast<int>(result);
+}
+}  // namespace tessera::nccl
 
 namespace vgpu_test {
 
@@ -96,6 +101,19 @@ std::string why_no_cublaslt() {
   const std::string why = dlerror();
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return driver && dlsym(driver, "vgpu_emulation") ? "" : why;
+}
+const tessera::nccl::Functions& nccl() {
+  static const tessera::nccl::Functions functions = [] {
+    tessera::nccl::Functions f;
+    void* library = open_library("libnccl.so.2");
+#define FUNCTION(member, symbol, parameters) find(library, #symbol, f.member);
+#include "collectives/nccl/functions.def"
+#include "collectives/nccl/optional_functions.def"
+#undef FUNCTION
+    find(library, "ncclGetErrorString", f.error_string);
+    return f;
+  }();
+  return functions;
 }
 void* virtual_symbol(const char* name) { return dlsym(driver_library(), name); }
 

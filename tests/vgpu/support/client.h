@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/nccl/api.h"
 #include "core/backend/cuda/cublaslt_api.h"
 #include "core/backend/cuda/driver_api.h"
 
@@ -18,6 +19,16 @@ namespace blas {
 void PrintTo(Status status, std::ostream* out);
 }
 }  // namespace tessera::cuda
+namespace tessera::nccl {
+struct Functions {
+#define FUNCTION(member, symbol, parameters) Result(*member) parameters;
+#include "collectives/nccl/functions.def"
+#include "collectives/nccl/optional_functions.def"
+#undef FUNCTION
+  const char* (*error_string)(Result);
+};
+void PrintTo(Result result, std::ostream* out);
+}  // namespace tessera::nccl
 
 namespace vgpu_test {
 
@@ -46,6 +57,7 @@ const CublasLt& cublaslt();
 /// Why statements about cuBLASLt cannot be asked, or "": a machine with a card may lack the
 /// library, the virtual GPU may not.
 std::string why_no_cublaslt();
+const tessera::nccl::Functions& nccl();
 /// A function that only the virtual driver has.
 void* virtual_symbol(const char* name);
 
