@@ -141,10 +141,8 @@ bool CapturedSteps::run(Program& program, size_t r) {
   auto storage = [&](MemoryId m) -> Storage& { return *memory_of(program, m).storage; };
   for (int i = range.begin; i < range.end; ++i)
     for (MemoryId m : program.steps[size_t(i)].waits) storage(m).wait_ready(stream);
-  for (const auto& [m, written] : range.touched) {
-    storage(m).wait_ready(stream);
+  for (const auto& [m, written] : range.touched)
     if (written) storage(m).wait_writable(stream);
-  }
   graphs_[r]->launch(stream);
   ++launches_;
   for (const auto& [m, written] : range.touched) storage(m).used_on(stream, written);

@@ -47,11 +47,9 @@ void HostNumbers::copy(const Program& program, size_t k) {
   Storage staged(c.bytes, kCPU, runtime.host_allocator());
   std::memcpy(staged.data(), values.data(), c.bytes);
   const Stream stream = stream_of(device);
-  block.wait_writable(stream);
   if (runtime.copy(static_cast<char*>(block.data()) + c.begin, device, staged.data(), kCPU, c.bytes,
                    stream))
     if (Ref<Event> read = runtime.record(stream)) staged.add_reader(std::move(read));
-  block.used_on(stream, /*writes=*/true);
   last_[k] = std::move(values);
 }
 
