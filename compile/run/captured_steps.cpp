@@ -156,10 +156,9 @@ void CapturedSteps::end_run(Program& program) {
     Memory& m = memory_of(program, p.memory);
     if (m.kind == Memory::Kind::kOutput && p.own->bytes()) {
       const Stream stream = stream_of(p.device);
-      p.given->wait_writable(stream);
+      p.given->wait_writable(stream);  // it is this stream's, others may have read it
       runtime_of(p.device).copy(p.given->data(), p.device, p.own->data(), p.device, p.own->bytes(),
                                 stream);
-      p.given->used_on(stream, /*writes=*/true);
     }
     bind(m, p.given, p.given_base);
     p.given = nullptr;
