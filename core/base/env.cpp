@@ -58,6 +58,9 @@ constexpr Variable kTable[] = {
     {"TESSERA_CUDA_SYNCHRONOUS", "0",
      "1: the host waits for every kernel, so that errors of a GPU are thrown by the op that made "
      "them (slow)"},
+    {"TESSERA_CUDA_LIBRARY_GRAPHS", "1",
+     "0: Tessera's own kernels compute convolutions and attention on GPUs, also where cuDNN is "
+     "found"},
     {"NVTX_INJECTION64_PATH", "",
      "library of a profiler that is told of modules, ops and spans (set by nsys and ncu)"},
     {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},

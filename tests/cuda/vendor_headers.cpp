@@ -1,13 +1,18 @@
-// Tessera declares by itself what it uses of the driver API and of NVRTC. This unit is compiled
+// Tessera declares by itself what it uses of the driver API, NVRTC and cuDNN. This unit is compiled
 // where the vendor's headers are, and each of its assertions compares one of those declarations
 // with theirs. Invariant: it compiles only if every symbol, parameter, constant and struct agrees.
 #include <cuda.h>
 #include <nvrtc.h>
+#if __has_include(<cudnn.h>)  // a wheel of its own, which compilers of kernels need not have
+#include <cudnn.h>
+#define TESSERA_HAVE_CUDNN 1
+#endif
 
 #include <cstddef>
 #include <string_view>
 #include <type_traits>
 
+#include "core/backend/cuda/cudnn_api.h"
 #include "core/backend/cuda/driver_api.h"
 
 namespace tessera::cuda {
@@ -146,6 +151,19 @@ MEMBER(GraphUpdateInfo, error_node, CUgraphExecUpdateResultInfo, errorNode)
 MEMBER(GraphUpdateInfo, error_from_node, CUgraphExecUpdateResultInfo, errorFromNode)
 static_assert(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute) &&
               alignof(LaunchAttribute) == alignof(CUlaunchAttribute));
+
+#ifdef TESSERA_HAVE_CUDNN
+#define FUNCTION(member, symbol, parameters) \
+  static_assert(kSameFunction<dnn::Status parameters, std::remove_pointer_t<decltype(&::symbol)>>);
+#include "core/backend/cuda/cudnn_functions.def"
+#undef FUNCTION
+static_assert(kSameFunction<dnn::VersionFunction, decltype(::cudnnGetVersion)>);
+static_assert(kSameFunction<dnn::LastErrorFunction, decltype(::cudnnGetLastErrorString)>);
+#define STATUS(name, vendor, value) static_assert(int(::vendor) == value);
+#include "core/backend/cuda/cudnn_constants.def"
+#define CONSTANT(name, vendor, value) static_assert(int(::vendor) == value);
+#include "core/backend/cuda/cudnn_constants.def"
+#endif
 
 }  // namespace
 }  // namespace tessera::cuda

@@ -4,6 +4,7 @@
 #include <link.h>
 
 #include "core/backend/cuda/context.h"
+#include "core/backend/cuda/cudnn.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/memory_ledger.h"
 #include "core/base/error.h"
@@ -53,6 +54,13 @@ Finding compiler_finding() {
           fmt::format("NVRTC {}.{}: {}", nvrtc().major, nvrtc().minor, place_of(nvrtc().path))};
 }
 
+Finding graphs_finding() {
+  if (const CudnnFunctions* f = cudnn())
+    return {kGood, fmt::format("cuDNN {}: {}", cudnn_version_text(f->version), place_of(f->path))};
+  if (why_no_driver().empty()) return missing(why_no_cudnn());
+  return {kGood, why_no_cudnn().substr(0, why_no_cudnn().rfind("; "))};
+}
+
 /// A library that this version of Tessera does not use yet; a user who plans for one that does
 /// wants to know.
 struct Unused {
@@ -93,10 +101,10 @@ std::vector<Finding> findings() {
   std::vector<Finding> all{driver_finding()};
   for (int card = 0; card < device_count(); ++card) all.push_back(card_finding(card));
   all.push_back(compiler_finding());
+  all.push_back(graphs_finding());
   const std::vector<std::string> folders = library_folders();
   const Unused libraries[] = {
       {"cuBLAS", {"libcublasLt.so.13", "libcublasLt.so.12"}, "cublasLtGetVersion", false},
-      {"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", false},
       {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", true}};
   for (const Unused& library : libraries) all.push_back(finding_of(library, folders));
   return all;

@@ -18,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kOldestDriver = 12000;
-constexpr const char* kEmulation = "vgpu_emulation";  // only libraries of the virtual GPU have it
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
@@ -83,14 +82,6 @@ OpenedLibrary open_at(const std::string& path) {
     o.path = found->l_name;  // where the loader found it
   }
   return o;
-}
-
-/// Fills `function` from `library`; returns its symbol where that is missing.
-template <class F>
-const char* fill(F& function, void* library) {
-  void* address = dlsym(library, function.symbol());
-  function.set(address);
-  return address ? nullptr : function.symbol();
 }
 
 MemoryParts parts_of(void* library) {
@@ -263,6 +254,8 @@ Meaning meaning(Result r) {
 std::string version_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
+
+void* address_in(void* library, const char* symbol) { return dlsym(library, symbol); }
 
 // A file that is there and does not load (a library that it needs is missing) is the better reason.
 OpenedLibrary open_library(const char* soname, const std::vector<std::string>& folders) {

@@ -43,6 +43,18 @@ struct FunctionOf<R, void(A...)> {
 };
 }  // namespace detail
 
+/// The address of `symbol` in an open library, or null.
+void* address_in(void* library, const char* symbol);
+/// Finds `function` in `library`; returns its symbol where that is missing.
+template <class F>
+const char* fill(F& function, void* library) {
+  void* address = address_in(library, function.symbol());
+  function.set(address);
+  return address ? nullptr : function.symbol();
+}
+/// A function that only libraries of the virtual GPU (tests/vgpu) have.
+inline constexpr const char* kEmulation = "vgpu_emulation";
+
 /// What a virtual driver (tests/vgpu) has beside the vendor's functions: allocators tell it of the
 /// parts that they cut blocks into, so that it knows bounds and lives of tensors. A real driver has
 /// none, and these do nothing.
