@@ -5,8 +5,10 @@
 //     part, in the order in which it hands them out, so that bounds and lives are those of parts.
 //   vgpu_counters: how often ops of a name ran (null: kernels of any), and in checked runs what
 //     they read and wrote.
+//   vgpu_submit, vgpu_current_device: for the other virtual libraries, see work.h.
 //   vgpu_emulation: that this is the virtual driver, for which there is other code than for cards.
 #include "tests/vgpu/cuda/api.h"
+#include "tests/vgpu/cuda/work.h"
 
 namespace tessera::cuda {
 
@@ -50,6 +52,20 @@ Result vgpu_memory_freed(DevicePtr at) {
     m.parts().end(at, gpu().next_number(), "freed by the allocator");
     return Result::kSuccess;
   });
+}
+Result vgpu_submit(StreamHandle stream, const Work* work) {
+  return on_stream(__func__, stream, [&](StreamObject& s) {
+    enqueue(s, OpKind::kKernel, work->name, [work = *work, device = s.device] {
+      for (const Use& u : work.uses)
+        for (size_t i = 0; i < u.count; ++i) use_range(u.at + i * u.pitch, u.bytes, u.kind, device);
+      work.run();
+    });
+    return Result::kSuccess;
+  });
+}
+int vgpu_current_device() {
+  const ContextObject* context = current_context();
+  return context ? context->device : -1;
 }
 const char* vgpu_emulation() { return "driver"; }
 Result vgpu_counters(const char* name, unsigned long long* counters) {

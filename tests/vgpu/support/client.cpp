@@ -21,6 +21,18 @@ void PrintTo(NvrtcResult result, std::ostream* out) {
   *out << "nvrtcResult " << static_cast<int>(result);
 }
 
+namespace dnn {
+void PrintTo(Status status, std::ostream* out) {
+#define STATUS(ours, vendor, value) \
+  if (status == Status::ours) {     \
+    *out << #vendor;                \
+    return;                         \
+  }
+#include "core/backend/cuda/cudnn_constants.def"
+  *out << "cudnnStatus_t " << static_cast<int>(status);
+}
+}  // namespace dnn
+
 }  // namespace tessera::cuda
 
 namespace vgpu_test {
@@ -64,6 +76,19 @@ const Nvrtc& nvrtc() {
     return n;
   }();
   return compiler;
+}
+const Cudnn& cudnn() {
+  static const Cudnn all = [] {
+    Cudnn d;
+    void* library = open_library("libcudnn.so.9");
+#define FUNCTION(member, symbol, parameters) find(library, #symbol, d.member);
+#include "core/backend/cuda/cudnn_functions.def"
+#undef FUNCTION
+    find(library, "cudnnGetVersion", d.version);
+    find(library, "cudnnGetLastErrorString", d.last_error);
+    return d;
+  }();
+  return all;
 }
 void* virtual_symbol(const char* name) { return dlsym(driver_library(), name); }
 

@@ -1,6 +1,6 @@
-// How the tests of the virtual GPU use a driver and an NVRTC: those that the loader finds, real or
-// virtual, by the tables of core/backend/cuda and by nothing else. Invariant: nothing here knows
-// which of the two it is.
+// How the tests of the virtual GPU use a driver, an NVRTC and a cuDNN: those that the loader finds,
+// real or virtual, by the tables of core/backend/cuda and by nothing else. Invariant: nothing here
+// knows which of them it is.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -8,11 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "core/backend/cuda/cudnn_api.h"
 #include "core/backend/cuda/driver_api.h"
 
 namespace tessera::cuda {
 void PrintTo(Result result, std::ostream* out);
 void PrintTo(NvrtcResult result, std::ostream* out);
+namespace dnn {
+void PrintTo(Status status, std::ostream* out);
+}
 }  // namespace tessera::cuda
 
 namespace vgpu_test {
@@ -29,9 +33,17 @@ struct Nvrtc {
 #include "core/backend/cuda/nvrtc_functions.def"
 #undef FUNCTION
 };
+struct Cudnn {
+#define FUNCTION(member, symbol, parameters) dnn::Status(*member) parameters;
+#include "core/backend/cuda/cudnn_functions.def"
+#undef FUNCTION
+  dnn::VersionFunction* version;
+  dnn::LastErrorFunction* last_error;
+};
 /// Loaded by the first call; throws with the loader's words.
 const Driver& cuda();
 const Nvrtc& nvrtc();
+const Cudnn& cudnn();
 /// A function that only the virtual driver has.
 void* virtual_symbol(const char* name);
 
