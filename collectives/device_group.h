@@ -5,10 +5,25 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <mutex>
 
 #include "collectives/process_group.h"
 
 namespace tessera::detail {
+
+/// A group of the cards of its ranks, one for each; calls without tensors go to the CPU's group
+/// beside it.
+class CardGroup : public ProcessGroup {
+ public:
+  /// Called by all its ranks after the CPU's group was split the same way, of which `part` is this
+  /// rank's part (null for a negative color). Null where the part is no group of cards.
+  virtual Ref<CardGroup> split_beside(const ProcessGroup* part, int color, int key) = 0;
+  /// Submits messages that are put off: the host is about to wait for its peers in another way.
+  virtual void submit_messages() = 0;
+  Ref<ProcessGroup> split(int, int, CallSite) final {
+    throw BugError("a group of cards is split beside the CPU's");
+  }
+};
 
 class DeviceGroup final : public ProcessGroup {
  public:
@@ -16,10 +31,16 @@ class DeviceGroup final : public ProcessGroup {
   using PublishCause = std::function<void(std::span<const int> world_ranks)>;
   /// A backend group for each DeviceKind, null where there is none.
   using ByKind = std::array<Ref<ProcessGroup>, kMaxDeviceKinds>;
-  /// That of the CPU, which is always there, also serves calls without tensors. `publish_cause` may
-  /// be null.
-  DeviceGroup(ByKind groups, PublishCause publish_cause)
-      : groups_(std::move(groups)), publish_cause_(std::move(publish_cause)) {}
+  /// Makes the group of cards, or null: called by all ranks, with their cards, at the first
+  /// collective on cards.
+  using MakeCards = std::function<Ref<CardGroup>(ProcessGroup& cpu, Device device)>;
+  /// That of the CPU, which is always there, also serves calls without tensors. `publish_cause` and
+  /// `make_cards` may be null.
+  DeviceGroup(ByKind groups, PublishCause publish_cause, MakeCards make_cards = nullptr)
+      : groups_(std::move(groups)),
+        publish_cause_(std::move(publish_cause)),
+        make_cards_(std::move(make_cards)) {}
+  ~DeviceGroup() override;
 
   int rank() const override { return cpu().rank(); }
   int size() const override { return cpu().size(); }
@@ -37,11 +58,22 @@ class DeviceGroup final : public ProcessGroup {
   void working(std::string_view what) override { cpu().working(what); }
 
  private:
-  /// Runs `c`, whose tensors are on a device, on copies of them; the calling thread waits for it.
+  /// Runs `c`, whose tensors are on a device, on copies of them. The calling thread waits for a
+  /// synchronous call; for an asynchronous one whoever uses a result first does.
   Ref<Work> submit_staged(const Collective& c);
+  /// The same for an asynchronous call, with the copies.
+  Ref<Work> submit_staged_async(const Collective& c, Collective& copies);
   ProcessGroup& cpu() const { return *groups_[int(DeviceKind::kCPU)]; }
+  /// The group that runs `c`, whose tensors are on `device`; null: it is staged.
+  Ref<ProcessGroup> group_for(const Collective& c, Device device);
+  Ref<CardGroup> cards() const;
   const ByKind groups_;
   const PublishCause publish_cause_;
+  const MakeCards make_cards_;
+  mutable std::mutex mutex_;
+  bool decided_ = false, told_ = false;
+  std::vector<Ref<Work>> staged_;  // asynchronous calls whose results were perhaps not copied back
+  Ref<CardGroup> cards_;           // once that is decided; null: tensors on cards are staged
 };
 
 }  // namespace tessera::detail

@@ -25,8 +25,8 @@ uint64_t mix(uint64_t h, uint64_t v) {  // the finaliser of splitmix64
 
 class Builder {
  public:
-  Builder(const Collective& c, int rank, int size, Plan& plan)
-      : c_(c), traits_(traits(c.kind)), name_(traits_.name), plan_(plan) {
+  Builder(const Collective& c, int rank, int size, Plan& plan, Device device)
+      : c_(c), traits_(traits(c.kind)), name_(traits_.name), plan_(plan), device_(device) {
     static_cast<PlanFacts&>(plan_) = {};
     plan_.give.clear();
     plan_.take.clear();
@@ -77,8 +77,8 @@ class Builder {
     auto check = [&](TensorSpan tensors, const char* side) {
       for (const Tensor& t : tensors) {
         TESSERA_CHECK(t.defined(), "{}: {} is an undefined tensor", name_, side);
-        TESSERA_CHECK(t.device().is_cpu(), "{}: {} is on {}, but this group moves cpu tensors",
-                      name_, side, to_string(t.device()));
+        TESSERA_CHECK(t.device() == device_, "{}: {} is on {}, but this group moves {} tensors",
+                      name_, side, to_string(t.device()), to_string(device_));
         TESSERA_CHECK_AS(ShapeError, t.is_contiguous(),
                          "{}: {} {} has strides {}; pass a dense tensor (contiguous())", name_,
                          side, tessera::describe(t), to_string(t.strides()));
@@ -256,6 +256,7 @@ class Builder {
   const CollTraits& traits_;
   std::string_view name_;
   Plan& plan_;
+  const Device device_;
 };
 
 bool overlap(const Part& a, const Part& b) {
@@ -300,8 +301,8 @@ Parts copied(const Parts& pieces, std::vector<std::byte>& memory) {
   return copies;
 }
 
-void make_plan(const Collective& c, int rank, int size, Plan& plan) {
-  Builder(c, rank, size, plan).build();
+void make_plan(const Collective& c, int rank, int size, Plan& plan, Device device) {
+  Builder(c, rank, size, plan, device).build();
 }
 
 void seal(CallRecord& record, uint64_t seq) {

@@ -64,8 +64,8 @@ struct Plan : PlanFacts {
 };
 
 /// Checks the arguments of `c` on a group of `size` ranks and sets `plan` to its pieces. Throws
-/// UserError and ShapeError.
-void make_plan(const Collective& c, int rank, int size, Plan& plan);
+/// UserError and ShapeError. All tensors are on `device`.
+void make_plan(const Collective& c, int rank, int size, Plan& plan, Device device = kCPU);
 
 /// The size of a cache line. Tensors are divided among ranks at cache lines, and limits on sizes
 /// are counted in lines.

@@ -101,13 +101,16 @@ class Work : public Event {
 /// this rank's results are there. A verb ending in _async returns at once; its outputs are pending
 /// (their storage has a ready event), and its inputs must not be changed until it is done. Calls on
 /// one group are executed in the order of submission. Where a rank has one CPU, the thread that
-/// waits for a call executes it, or another thread does 20 ms after it was submitted.
+/// waits for a call executes it, or another thread does 20 ms after it was submitted. For tensors
+/// on cards that NCCL moves, sums are in NCCL's order, and a synchronous verb returns at once: what
+/// is enqueued after it has its results.
 class ProcessGroup : public RefCounted {
  public:
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
   /// "shm", "loopback", "gloo", "mpi" or "solo": the backend that moves tensors on `device`.
+  /// "nccl" for cards, from the first collective on them, if that decided for it.
   virtual std::string_view backend(Device device = {}) const = 0;
   /// True when submit would accept the kind, operator, dtype and device of `c`.
   virtual bool supports(const Collective& c) const = 0;

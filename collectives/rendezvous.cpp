@@ -13,6 +13,9 @@
 #include "collectives/shm/process.h"
 #include "collectives/store/liveness.h"
 #include "core/base/env.h"
+#if TESSERA_HAVE_CUDA
+#include "collectives/nccl/join.h"
+#endif
 
 namespace tessera::detail {
 namespace {
@@ -173,11 +176,20 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
 Ref<ProcessGroup> as_device_group(Membership m, std::unique_ptr<Engine> engine, Millis timeout,
                                   BackendGroup::Splitter splitter,
                                   std::shared_ptr<Watchdog> watchdog,
+                                  [[maybe_unused]] std::shared_ptr<Store> store,
+                                  [[maybe_unused]] std::string prefix,
                                   DeviceGroup::PublishCause publish_cause = nullptr) {
+  DeviceGroup::MakeCards make_cards;
+#if TESSERA_HAVE_CUDA
+  if (watchdog && store)
+    make_cards = [context =
+                      nccl::GroupContext{watchdog, std::move(store), std::move(prefix), timeout}](
+                     ProcessGroup& cpu, Device device) { return nccl::join(cpu, device, context); };
+#endif
   DeviceGroup::ByKind groups;
   groups[size_t(DeviceKind::kCPU)] = Ref<ProcessGroup>(new BackendGroup(
       std::move(m), std::move(engine), timeout, std::move(splitter), std::move(watchdog)));
-  return make_ref<DeviceGroup>(std::move(groups), std::move(publish_cause));
+  return make_ref<DeviceGroup>(std::move(groups), std::move(publish_cause), std::move(make_cards));
 }
 
 }  // namespace
@@ -216,7 +228,7 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& o) {
     throw;
   }
   return as_device_group(std::move(members), std::move(engine), options.timeout, splitter,
-                         options.watchdog, std::move(publish_cause));
+                         options.watchdog, options.store, options.prefix, std::move(publish_cause));
 }
 
 Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,
@@ -230,7 +242,8 @@ Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Mil
     return std::make_unique<ShmEngine>(m, std::move(segment), options);
   };
   auto engine = connect(members, 0);
-  return as_device_group(std::move(members), std::move(engine), timeout, connect, options.watchdog);
+  return as_device_group(std::move(members), std::move(engine), timeout, connect, options.watchdog,
+                         hub->store(), "ranks/");
 }
 
 Membership make_world(const std::string& name, int rank, int size) {

@@ -1,11 +1,12 @@
 #include "launcher/options.h"
 
+#include <dlfcn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <filesystem>
 
 #include "collectives/store/sha256.h"
 #include "core/base/env.h"
@@ -81,29 +82,40 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-int count_gpus() {
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    std::string text = visible;
-    if (text.empty() || text == "-1") return 0;
-    return int(split(text, ',').size());
+/// How many cards the driver shows a program that this process starts; `why` gets the reason where
+/// there is none. A child asks, since a process that has started the driver should not fork.
+int count_cards(std::string& why) {
+  constexpr int kNoDriver = 254, kOldDriver = 253, kNotStarted = 252;
+  const pid_t child = fork();
+  if (child == 0) {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) _exit(kNoDriver);
+    auto* init = reinterpret_cast<int (*)(unsigned)>(dlsym(library, "cuInit"));
+    auto* count = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDeviceGetCount"));
+    if (!init || !count) _exit(kOldDriver);
+    int cards = 0;
+    _exit(init(0) == 0 && count(&cards) == 0 ? std::min(cards, 128) : kNotStarted);
   }
-  int n = 0;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
-    std::string name = entry.path().filename().string();
-    n += name.starts_with("nvidia") && to_int(name.substr(6)).has_value();
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
+    why = "the driver cannot be asked";
+    return 0;
   }
-  return n;
+  const int answer = WEXITSTATUS(status);
+  if (answer <= 128 && answer > 0) return answer;
+  why = answer == kNoDriver    ? "there is no libcuda.so.1; install the card's driver"
+        : answer == kOldDriver ? "the driver's libcuda.so.1 is too old; install a newer one"
+                               : "the driver sees no card; see nvidia-smi and CUDA_VISIBLE_DEVICES";
+  return 0;
 }
 
 int number_of_ranks(const std::string& text, int cores) {
   if (text == "cpu") return cores;
   if (text == "gpu" || text == "auto") {
-    int gpus = count_gpus();
-    TESSERA_CHECK(
-        gpus > 0 || text == "auto",
-        "--nproc gpu: no GPU found (/dev/nvidia*, CUDA_VISIBLE_DEVICES); use --nproc cpu");
-    return gpus > 0 ? gpus : cores;
+    std::string why;
+    const int cards = count_cards(why);
+    TESSERA_CHECK(cards > 0 || text == "auto", "--nproc gpu: {}; or use --nproc cpu", why);
+    return cards > 0 ? cards : cores;
   }
   auto n = to_int(text);
   TESSERA_CHECK(n && *n >= 1 && *n <= kMaxRanks,

@@ -305,7 +305,11 @@ Pipeline::Pipeline(std::shared_ptr<nn::Module> stage, const PipelineOptions& opt
     : stage_(std::move(stage)),
       options_(options),
       group_(line_of(options)),
-      parameters_(stage_, group_, options_.tied) {}
+      parameters_(stage_, group_, options_.tied) {
+  // Messages between cards pass through the host until a collective has brought the cards together.
+  if (const Device device = default_device(); !device.is_cpu() && !device.is_meta())
+    group_->all_reduce(zeros({1}, {kF32, device}));
+}
 
 void Pipeline::prepare(size_t micro_batches) {
   TESSERA_CHECK(micro_batches > 0, "pipeline: a step of no micro-batches; give at least one");

@@ -17,6 +17,7 @@ const std::vector<Pass>& pipeline() {
       {"cse", eliminate_common_subexpressions},
       {"dce", eliminate_dead_code},
       {"accumulate", accumulate},
+      {"bias", join_bias},
       {"fuse", fuse},
       {"overlap", overlap_collectives},
   };

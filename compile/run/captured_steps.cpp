@@ -23,10 +23,10 @@ void CapturedSteps::reset() {
   runs_ = moves_ = launches_ = 0;
 }
 
+// Memories stay bound as they are until the run ends.
 void CapturedSteps::give_up(const std::string& why) {
   logging::warn("compile: a step launches its kernels one by one: {}", why);
-  reset();
-  gave_up_ = true;
+  gave_up_ = true, graphs_run_ = false;
 }
 
 void CapturedSteps::find_places(const Program& program) {
@@ -37,64 +37,84 @@ void CapturedSteps::find_places(const Program& program) {
       const bool output = m.kind == Memory::Kind::kOutput;
       if (m.kind == Memory::Kind::kArena || seen[size_t(id)]) continue;
       seen[size_t(id)] = true;
-      const size_t element = size_of(m.views[0].tensor.dtype());
+      const size_t bytes = size_of(m.views[0].tensor.dtype());
       places_.push_back(
           {.memory = id,
            .device = range.device,
            .movable = output || !m.written,
-           .reach = output ? Range{.begin = 0, .size = int64_t(m.bytes / element)} : reach_of(m),
-           .element = element});
+           .reach = output ? Range{.begin = 0, .size = int64_t(m.bytes / bytes)} : reach_of(m),
+           .element_bytes = bytes});
     }
   graphs_.resize(program.ranges.size());
   streams_.resize(program.ranges.size());
+  thread_ = std::this_thread::get_id();
   found_ = true;
 }
 
+// Compares addresses with those of the last run, and allocates memory for places that need their
+// own from now on. Returns whether graphs have to be captured anew.
+bool CapturedSteps::find_moved(const Program& program) {
+  bool moved = false;
+  for (Place& p : places_) {
+    if (p.own) continue;
+    const Memory& m = program.memories[size_t(p.memory)];
+    TESSERA_CHECK(m.storage->device() == p.device, "an operand is on {}, others are on {}",
+                  to_string(m.storage->device()), to_string(p.device));
+    const void* address = address_of(m);
+    if (p.address && address != p.address) {
+      moved = true;
+      if (p.movable)
+        p.own = make_ref<Storage>(size_t(p.reach.size) * p.element_bytes, p.device,
+                                  allocator_of(p.device));
+    }
+    p.address = address;
+  }
+  return moved;
+}
+
 // Binds the memory to the place's own one, and copies an input there.
-void CapturedSteps::stand_in(Program& program, Place& place, const Stream& stream) {
+void CapturedSteps::stand_in(Program& program, Place& place) {
   Memory& m = memory_of(program, place.memory);
-  const size_t bytes = size_t(place.reach.size) * place.element;
-  if (!place.own) place.own = make_ref<Storage>(bytes, place.device, allocator_of(place.device));
-  place.given = m.storage;
-  place.given_base = m.views[0].tensor.offset() - m.views[0].offset;
+  const Stream stream = stream_of(place.device);
+  const size_t bytes = place.own->bytes();
   if (m.kind != Memory::Kind::kOutput && bytes) {
-    const char* from = static_cast<const char*>(place.given->data()) +
-                       (place.given_base + place.reach.begin) * int64_t(place.element);
-    place.given->wait_ready(stream);
+    const int64_t begin = m.views[0].tensor.offset() - m.views[0].offset + place.reach.begin;
+    const char* from =
+        static_cast<const char*>(m.storage->data()) + begin * int64_t(place.element_bytes);
+    m.storage->wait_ready(stream);
     place.own->wait_writable(stream);
     runtime_of(place.device)
         .copy(place.own->data(), place.device, from, place.device, bytes, stream);
-    place.given->used_on(stream, /*writes=*/false);
+    m.storage->used_on(stream, /*writes=*/false);
     place.own->used_on(stream, /*writes=*/true);
   }
+  place.given = m.storage;
+  place.given_base = m.views[0].tensor.offset() - m.views[0].offset;
   bind(m, place.own, -place.reach.begin);
 }
 
 void CapturedSteps::begin_run(Program& program, bool step_by_step) {
   graphs_run_ = false, launches_ = 0;
   if (program.ranges.empty() || gave_up_ || step_by_step) return;
+  bool others = found_ && thread_ != std::this_thread::get_id();
   for (size_t r = 0; r < streams_.size(); ++r)
-    if (graphs_[r] && streams_[r] != stream_of(program.ranges[r].device)) return reset();
+    others |= graphs_[r] && streams_[r] != stream_of(program.ranges[r].device);
+  if (others) reset();
   if (!found_) find_places(program);
   ++runs_;
-  bool moved = false;
-  for (Place& p : places_) {
-    Memory& m = memory_of(program, p.memory);
-    if (m.storage->device() != p.device) return give_up("an input is on another device");
-    const char* address = address_of(m);
-    const bool elsewhere = p.address && address != p.address;
-    const bool own = p.own || (elsewhere && p.movable);
-    moved |= elsewhere && !p.own;
-    if (!p.own) p.address = address;
-    if (own) stand_in(program, p, stream_of(p.device));
-  }
-  if (runs_ == 1) return;
   constexpr int kMostMoves = 8;
-  if (moved && runs_ > 2 && ++moves_ > kMostMoves && 2 * moves_ > runs_)
-    return give_up("memory that it writes is elsewhere at each call");
-  if (moved)
-    for (Ref<DeviceGraph>& g : graphs_) g.reset();
-  graphs_run_ = true;
+  try {
+    const bool moved = find_moved(program);
+    if (moved && runs_ > 2 && ++moves_ > kMostMoves && 2 * moves_ > runs_)
+      return give_up("memory that it writes is elsewhere at each call");
+    if (moved)
+      for (Ref<DeviceGraph>& g : graphs_) g.reset();
+  } catch (const Error& e) {
+    return give_up(e.what());
+  }
+  for (Place& p : places_)
+    if (p.own) stand_in(program, p);
+  graphs_run_ = runs_ > 1;
 }
 
 Ref<DeviceGraph> CapturedSteps::captured(const Program& program, const StepRange& range) {
@@ -138,17 +158,19 @@ void CapturedSteps::end_run(Program& program) {
   for (Place& p : places_) {
     if (!p.given) continue;
     Memory& m = memory_of(program, p.memory);
-    if (m.kind == Memory::Kind::kOutput && p.given->bytes()) {
+    if (m.kind == Memory::Kind::kOutput && p.own->bytes()) {
       const Stream stream = stream_of(p.device);
-      m.storage->wait_ready(stream);
+      p.own->wait_ready(stream);
       p.given->wait_writable(stream);
-      runtime_of(p.device).copy(p.given->data(), p.device, m.storage->data(), p.device, m.bytes,
+      runtime_of(p.device).copy(p.given->data(), p.device, p.own->data(), p.device, p.own->bytes(),
                                 stream);
+      p.own->used_on(stream, /*writes=*/false);
       p.given->used_on(stream, /*writes=*/true);
     }
     bind(m, p.given, p.given_base);
     p.given = nullptr;
   }
+  if (gave_up_) reset();
 }
 
 }  // namespace tessera::compiler

@@ -1,7 +1,6 @@
 #include "compile/run/executor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <list>
 
 #include "compile/codegen/fused.h"
@@ -9,6 +8,7 @@
 #include "compile/ir/interpreter.h"
 #include "compile/run/captured_steps.h"
 #include "compile/run/host_first.h"
+#include "compile/run/host_numbers.h"
 #include "compile/run/memory_order.h"
 #include "compile/run/program.h"
 #include "core/base/profile.h"
@@ -84,7 +84,7 @@ struct Executor::Impl {
   void plan_steps() {
     captured.reset();
     program = make_program(graph);
-    arenas.clear(), blocks.clear();
+    arenas.clear(), numbers.release_memory();
     outputs.clear();
     inputs.assign(graph.inputs.size(), {});
     implicit.assign(graph.implicit.size(), {});
@@ -159,7 +159,7 @@ struct Executor::Impl {
     for (const Arena& a : program.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
     arenas = std::move(taken);
     captured.reset();
-    take_blocks();
+    numbers.take_memory(program);
     for (Memory& m : program.memories) {
       if (m.kind != Memory::Kind::kArena) continue;
       const Ref<Storage>& arena = arenas[size_t(m.arena)];
@@ -170,61 +170,23 @@ struct Executor::Impl {
       if (s.scratch != kNoMemory) s.workspace.data = memory(s.scratch).storage->data();
   }
 
-  // Memory for copies of numbers of the host.
-  void take_blocks() {
-    blocks.clear();
-    for (const Program::NumberBlock& b : program.blocks)
-      blocks.push_back({make_ref<Storage>(b.bytes, b.device, allocator_of(b.device)), {}});
-    for (Memory& m : program.memories) {
-      if (m.kind != Memory::Kind::kNumber) continue;
-      const Ref<Storage>& block = blocks[size_t(m.index)].storage;
-      void* data = static_cast<char*>(block->data()) + m.offset;
-      bind(m, make_ref<Storage>(data, m.bytes, block->device(), block), 0);
-    }
-  }
-
-  // Copies numbers of the host to the device, where they are others than at the last run.
-  void copy_numbers(const NumberCopies& c) {
-    NumberBlock& block = blocks[size_t(c.block)];
-    const Device device = block.storage->device();
-    Storage staged(c.bytes, kCPU, runtime_of(device).host_allocator());
-    auto* to = static_cast<char*>(staged.data());
-    std::memset(to, 0, c.bytes);
-    for (const NumberCopies::Number& n : c.numbers) {
-      n.from.storage()->wait_ready();
-      const size_t size = size_of(n.from.dtype());
-      const auto* from = static_cast<const char*>(n.from.raw_values());
-      const int64_t stride = n.from.ndim() ? n.from.strides()[0] * int64_t(size) : 0;
-      for (int64_t k = 0; k < n.from.numel(); ++k)
-        std::memcpy(to + n.offset + size_t(k) * size, from + k * stride, size);
-    }
-    block.values.resize(block.storage->bytes());
-    char* last = block.values.data() + c.begin;
-    if (block.filled.size() <= c.begin) block.filled.resize(block.storage->bytes());
-    if (block.filled[c.begin] && std::memcmp(last, to, c.bytes) == 0) return;
-    std::memcpy(last, to, c.bytes);
-    block.filled[c.begin] = true;
-    const Stream stream = stream_of(device);
-    block.storage->wait_writable(stream);
-    if (runtime_of(device).copy(static_cast<char*>(block.storage->data()) + c.begin, device, to,
-                                kCPU, c.bytes, stream))
-      if (Ref<Event> read = runtime_of(device).record(stream)) staged.add_reader(std::move(read));
-    block.storage->used_on(stream, /*writes=*/true);
-  }
-
   // Lets a run on another stream than the last one's come after it: values that share bytes of the
-  // arena have events of their own.
+  // arena have events of their own, and numbers of the host none.
   void order_streams() {
-    last_streams.resize(program.arenas.size());
-    for (size_t i = 0; i < program.arenas.size(); ++i) {
-      const Arena& a = program.arenas[i];
-      if (a.device.is_cpu()) continue;
-      const Stream now = stream_of(a.device);
-      Stream& last = shared ? shared->of(a).last : last_streams[i];
+    const auto order = [](Device device, Stream& last) {
+      const Stream now = stream_of(device);
       if (last.handle && last != now)
-        if (const Ref<Event> e = runtime_of(a.device).record(last)) e->wait_on(now);
+        if (const Ref<Event> e = runtime_of(device).record(last)) e->wait_on(now);
       last = now;
-    }
+    };
+    for (const Arena& a : program.arenas)
+      if (!a.device.is_cpu()) order(a.device, shared ? shared->of(a).last : last_stream(a.device));
+    for (const Program::NumberBlock& b : program.blocks) order(b.device, last_stream(b.device));
+  }
+  Stream& last_stream(Device device) {
+    for (auto& [d, stream] : last_streams)
+      if (d == device) return stream;
+    return last_streams.emplace_back(device, Stream{}).second;
   }
 
   // Gives outputs new memory, except where the program no longer holds what the last run returned.
@@ -330,7 +292,7 @@ struct Executor::Impl {
     size_t range = 0, copies = 0;
     for (int i = 0; i < count;) {
       for (; copies < program.copies.size() && program.copies[copies].before == i; ++copies)
-        copy_numbers(program.copies[copies]);
+        numbers.copy(program, copies);
       if (range < program.ranges.size() && program.ranges[range].begin == i)
         if (captured.run(program, range++)) {
           i = program.ranges[range - 1].end;
@@ -444,17 +406,12 @@ struct Executor::Impl {
   std::vector<BoundInput> inputs, implicit;
   std::vector<MemoryId> outputs;  // memories of kind kOutput
   bool writes_inputs = false;
-  std::shared_ptr<SharedArena> shared;  // null: the arenas are its own
-  std::vector<Ref<Storage>> arenas;     // as in the program; empty: not allocated
-  std::vector<Stream> last_streams;     // by arena that is not shared: of the last run
-  std::vector<Ref<Event>> unfinished;   // collectives of the last run that nothing waited for
-  std::vector<MemoryId> owners;         // reused by check_written_apart
-  struct NumberBlock {
-    Ref<Storage> storage;
-    std::vector<char> values = {};  // that were copied last
-    std::vector<bool> filled = {};  // by byte: whether copies that begin there were made
-  };
-  std::vector<NumberBlock> blocks;  // as in the program
+  std::shared_ptr<SharedArena> shared;                // null: the arenas are its own
+  std::vector<Ref<Storage>> arenas;                   // as in the program; empty: not allocated
+  std::list<std::pair<Device, Stream>> last_streams;  // by device: of the last run
+  std::vector<Ref<Event>> unfinished;  // collectives of the last run that nothing waited for
+  std::vector<MemoryId> owners;        // reused by check_written_apart
+  HostNumbers numbers;
   CapturedSteps captured;
 };
 

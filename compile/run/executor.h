@@ -1,6 +1,7 @@
 // Runs a graph again and again: memory is planned once, nothing is dispatched or allocated.
 // Invariants: a run computes what interpret() computes; between two runs the executor keeps only
-// the arena and what it was given.
+// the arena, what it was given, and on a device that captures what its graphs use: memory of
+// kernels, and places for inputs and outputs that lie elsewhere at each run.
 // Internal: not part of the public interface.
 #pragma once
 #include <memory>

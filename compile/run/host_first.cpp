@@ -9,8 +9,12 @@ namespace {
 
 bool on_host(const Graph& g, const Node& n) {
   const auto host = [&](ValueId id) { return id == kNoValue || g[id].meta.device.is_cpu(); };
+  // Large values would live longer, and work on them would no longer run beside the device's.
+  constexpr int64_t kSmall = 1024;
+  const auto small = [&](ValueId id) { return numel(g[id].meta.shape) <= kSmall; };
   return n.role != Role::kCollective && std::ranges::all_of(n.in, host) &&
-         std::ranges::all_of(n.out, host) && std::ranges::all_of(n.into, host);
+         std::ranges::all_of(n.out, host) && std::ranges::all_of(n.into, host) &&
+         std::ranges::all_of(n.out, small);
 }
 
 bool has_captured(const Graph& g) {

@@ -387,7 +387,8 @@ class ProgramMaker {
               .prim = n.prim.get(),
               .kernel = kernel,
               .state = plan.state,
-              .node = node_};
+              .node = node_,
+              .uncapturable = plan.uncapturable || (kernel && kernel->uncapturable)};
     step.workspace.state = plan.state.get();
     if (const size_t bytes = plan.workspace_bytes)
       step.scratch = add_memory(Memory::Kind::kArena, bytes, step.device, node_);

@@ -64,6 +64,7 @@ struct Step {
   MemoryId scratch = kNoMemory;          // where the workspace lies
   int32_t node = 0;
   bool collective = false;
+  bool uncapturable = false;  // Kernel's or Plan's
 };
 
 /// Neighbouring steps of one device that only enqueue, so that they can be captured as one graph.

@@ -13,7 +13,7 @@ namespace {
 constexpr int kFewest = 2;  // steps of a range: a graph of one saves nothing
 
 bool only_enqueues(const Step& s) {
-  if (!s.kernel || s.kernel->waits || s.collective || !captures_steps(s.device)) return false;
+  if (!s.kernel || s.uncapturable || s.collective || !captures_steps(s.device)) return false;
   for (const Tensor& t : s.out)
     if (t.device() != s.device) return false;
   // Kernels of programs may do anything.

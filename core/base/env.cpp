@@ -58,6 +58,11 @@ constexpr Variable kTable[] = {
     {"TESSERA_CUDA_SYNCHRONOUS", "0",
      "1: the host waits for every kernel, so that errors of a GPU are thrown by the op that made "
      "them (slow)"},
+    {"TESSERA_CUDA_LIBRARY_PRODUCTS", "1",
+     "0: Tessera's own kernels compute matrix products on GPUs, also where cuBLASLt is found"},
+    {"TESSERA_CUDA_TIME_PRODUCTS", "",
+     "1: the algorithms that cuBLASLt suggests for a product are timed at its first use, which is "
+     "the default on cards; 0: the first is taken"},
     {"TESSERA_CUDA_LIBRARY_GRAPHS", "1",
      "0: Tessera's own kernels compute convolutions and attention on GPUs, also where cuDNN is "
      "found"},

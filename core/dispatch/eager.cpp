@@ -86,7 +86,8 @@ void execute(const PrimRef& prim, const KernelCall& call, Inputs in, std::span<c
     Tensor scratch = empty({int64_t(call.plan.workspace_bytes)}, kU8, stream.device);
     call.kernel.run(*prim, in, out, {scratch.device_data(), state}, stream);
   }
-  if (on_cpu) [[likely]]
+  // A collective's operands and results are used on a stream of its group, which notes it.
+  if (on_cpu || prim->traits().kind == OpKind::kCollective) [[likely]]
     return;
   for (const Tensor& t : in)
     if (t.storage()) t.storage()->used_on(stream, /*writes=*/false);

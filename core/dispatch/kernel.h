@@ -34,6 +34,7 @@ struct Plan {
   uint32_t dense_in = 0;
   bool all_dense = false;        // as dense_in with every bit set, for operand lists longer than 32
   bool any_strides_out = false;  // outputs may have other strides than planned, 1 in their last dim
+  bool uncapturable = false;     // as Kernel::uncapturable
   size_t workspace_bytes = 0;
   // What planning computed for `run`, of a type that only the kernel knows: a primitive of a
   // library, a choice of algorithm. `run` may write to scratch in it, so two threads never run
@@ -71,9 +72,9 @@ struct Kernel {
   /// Operands without dims may be on the CPU beside others on a device: the kernel reads them on
   /// the host and passes them by value. Else the backend copies them to the device.
   bool host_scalars = false;
-  /// `run` waits for the device, or looks at values: it cannot be captured together with what comes
-  /// before and after it (DeviceRuntime::capture).
-  bool waits = false;
+  /// `run` waits for the device, looks at values, or runs other ops: it cannot be captured
+  /// (DeviceRuntime::capture). Where that depends on operands, the plan says so.
+  bool uncapturable = false;
   explicit operator bool() const { return run != nullptr; }
 };
 

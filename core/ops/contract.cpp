@@ -7,6 +7,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/precision.h"
 #include "core/ops/contract_attributes.h"
+#include "core/ops/contract_bias.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
@@ -172,6 +173,10 @@ Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, con
 }
 
 }  // namespace
+
+PrimRef contract_op(const ContractAttributes& attributes) {
+  return PrimRef(new Contract(attributes));
+}
 
 ExactContraction::ExactContraction() : on_(context().exact_contraction, true) {}
 void ContractAttributes::parse(const std::string& spec) {

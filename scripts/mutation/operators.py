@@ -146,7 +146,7 @@ DEVICE_WAITS = re.compile(
 CARRIES_EVENTS = re.compile(r"pending|users|\bto\.")  # the lists that push_back and append add to
 EVENT_LISTS = re.compile(r"std::exchange\(\w+\.pending, Pending\(\)\)|(?<=  )[\w.\[\]]*\.pending = [\w.]+(?=;)")
 # Where these stand. Headers are left out: what they call stands in a .cpp file, and they rebuild everything.
-DEVICE_FOLDERS = ("core/tensor/", "core/dispatch/", "core/backend/cuda/", "collectives/device_group.cpp")
+DEVICE_FOLDERS = ("core/tensor/", "core/dispatch/", "core/backend/cuda/", "compile/run/", "collectives/device_group.cpp")
 
 
 # Once in a unit, which may have several of the files.

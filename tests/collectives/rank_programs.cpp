@@ -14,7 +14,11 @@
 
 #include "collectives/store/environment.h"
 #include "core/base/parallel.h"
+#include "core/dispatch/copy.h"
+#include "core/dispatch/default_device.h"
+#include "core/ops/create.h"
 #include "core/ops/views.h"
+#include "core/tensor/device_runtime.h"
 #include "tests/collectives/verbs.h"
 
 namespace tessera {
@@ -142,6 +146,43 @@ void loop() {
     fmt::print("after {:.3f} s: {}\nblamed:", s, e.what());
     for (int r : e.ranks()) fmt::print(" {}", r);
     fmt::print("\n");
+  }
+}
+
+/// The card of this process, by its local rank.
+Device own_card() {
+  const DeviceKind kind = find_device_kind("cuda").value();
+  return {kind, int8_t(job_environment().local_rank % runtime_of(kind).count())};
+}
+
+void verbs_on_cards() {
+  ProcessGroup& g = *init_process_group();
+  const DeviceScope scope(own_card());
+  test::check_all_verbs(g, 5);
+  test::check_verbs(g, kF32, 600'001);
+  fmt::print("backend {}\n", g.backend(default_device()));
+  Ref<ProcessGroup> part = g.split(0, -g.rank());
+  test::check_verbs(*part, kI32, 9);
+  part.reset();
+  destroy_process_group();
+}
+
+/// Calls all_reduce on cards until it fails. One rank kills itself in a call.
+void loop_on_cards() {
+  ProcessGroup& g = *init_process_group();
+  const DeviceScope scope(own_card());
+  const Tensor t = transferred(zeros({1000}, {kF32, kCPU}), default_device());
+  auto last = Clock::now();
+  try {
+    for (int call = 1;; ++call) {
+      g.all_reduce(t);
+      if (call == 20 && g.rank() == std::atoi(std::getenv("TEST_KILLED"))) kill(getpid(), SIGKILL);
+      if (call % 5 == 0) transferred(t, kCPU).raw();
+      last = Clock::now();
+    }
+  } catch (const CommError& e) {
+    fmt::print("after {:.3f} s: {}\n", std::chrono::duration<double>(Clock::now() - last).count(),
+               e.what());
   }
 }
 
@@ -360,6 +401,8 @@ TEST(Rank, DISABLED_Program) {
   std::string program = text ? text : "";
   set_num_threads(1);
   if (program == "verbs") return verbs();
+  if (program == "verbs_on_cards") return verbs_on_cards();
+  if (program == "loop_on_cards") return loop_on_cards();
   if (program == "mismatch") return mismatch();
   if (program == "mismatches") return mismatches();
   if (program == "ways") return ways();

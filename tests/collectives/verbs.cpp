@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "collectives/reduction.h"
+#include "core/dispatch/copy.h"
+#include "core/dispatch/default_device.h"
 #include "core/tensor/element.h"
 
 namespace tessera::test {
@@ -32,6 +34,11 @@ double read(const Tensor& t, int64_t i) {
 }
 
 Tensor filled(Tensor t, const Repeating& value) {
+  if (!t.device().is_cpu()) {
+    copy_values(t, transferred(filled(empty(t.shape(), t.dtype(), kCPU), value), t.device()));
+    t.storage()->bump_version();
+    return t;
+  }
   const int64_t first = std::min(t.numel(), Repeating::kPeriod);
   for (int64_t i = 0; i < first; ++i) write(t, i, value(i));
   auto* p = static_cast<char*>(t.raw());
@@ -89,14 +96,15 @@ double reduced(ReduceOp op, DType dtype, int size, auto value) {
                                              : acc);
 }
 
-void expect(const char* verb, ProcessGroup& g, const Tensor& t, auto value) {
+void expect(const char* verb, ProcessGroup& g, const Tensor& result, auto value) {
+  const Tensor t = transferred(result, kCPU);
   int64_t n = t.numel();
   if constexpr (std::is_same_v<decltype(value), Repeating>)
     if (repeats(t)) n = std::min(n, Repeating::kPeriod);
   for (int64_t i = 0; i < n; ++i) {
     double got = read(t, i), want = value(i);
     TESSERA_CHECK(got == want, "{}: {} of {} ranks, rank {}, {} element {}: got {}, expected {}",
-                  verb, g.backend(), g.size(), g.rank(), describe(t), i, got, want);
+                  verb, g.backend(result.device()), g.size(), g.rank(), describe(t), i, got, want);
   }
 }
 
@@ -132,7 +140,7 @@ class Verbs {
       const int64_t given = kind == CollKind::kReduceScatter ? n_ * size_ : n_;
       const Tensor memory = room(given + kShift);
       auto part = [&](int64_t begin, int64_t n) {
-        return Tensor(Meta::contiguous({n}, dtype_, {}), memory.storage(), begin);
+        return Tensor(Meta::contiguous({n}, dtype_, default_device()), memory.storage(), begin);
       };
       const Tensor in = filled(part(in_first ? 0 : kShift, given), values(rank_));
       const Tensor out = part(in_first ? kShift : 0, n_);
@@ -253,8 +261,10 @@ class Verbs {
     return Repeating([&](int64_t i) { return value_of(dtype_, r, i); });
   }
   Tensor room(int64_t n) const {
-    if (memory_ == Memory::kOwn) return empty({n}, dtype_);
-    return Tensor(Meta::contiguous({n}, dtype_, {}), g_.allocate(size_t(n) * size_of(dtype_)));
+    if (memory_ == Memory::kOwn) return empty({n}, dtype_, default_device());
+    const Device device = default_device();
+    return Tensor(Meta::contiguous({n}, dtype_, device),
+                  g_.allocate(size_t(n) * size_of(dtype_), device));
   }
   Tensor mine(int64_t n) const { return filled(room(n), values(rank_)); }
 
@@ -321,8 +331,8 @@ void call_variant(ProcessGroup& g, CollKind kind, int variant, int odd) {
   int size = g.size(), root = differs && variant == 5 ? 1 : 0;
   auto op = differs && variant == 2 ? ReduceOp::kMax : ReduceOp::kSum;
   const Repeating ones([](int64_t) { return 1; });
-  Tensor t = filled(empty({n}, dtype), ones);
-  Tensor wide = filled(empty({n * size}, dtype), ones);
+  Tensor t = filled(empty({n}, dtype, default_device()), ones);
+  Tensor wide = filled(empty({n * size}, dtype, default_device()), ones);
   auto one = [](const Tensor& x) { return std::span<const Tensor>(&x, 1); };
   std::span<const Tensor> none;
   bool is_root = g.rank() == root;
@@ -334,7 +344,8 @@ void call_variant(ProcessGroup& g, CollKind kind, int variant, int odd) {
     case CollKind::kGather: return g.gather(is_root ? one(wide) : none, t, root);
     case CollKind::kScatter: return g.scatter(t, is_root ? one(wide) : none, root);
     case CollKind::kReduceScatter: return g.reduce_scatter(t, wide, op);
-    case CollKind::kAllToAll: return g.all_to_all(wide, filled(empty({n * size}, dtype), ones));
+    case CollKind::kAllToAll:
+      return g.all_to_all(wide, filled(empty({n * size}, dtype, default_device()), ones));
     case CollKind::kBarrier: return g.barrier();
     case CollKind::kSend:
     case CollKind::kRecv: break;

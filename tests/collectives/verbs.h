@@ -15,8 +15,8 @@ inline constexpr bool kHaveGloo = true;
 /// Where the tensors of a check lie: in memory of their own, or in the group's (allocate).
 enum class Memory { kOwn, kGroup };
 
-/// Runs all verbs on `group`, with pieces of `n` elements; throws UserError naming the first wrong
-/// element.
+/// Runs all verbs on `group`, with tensors on the default device, with pieces of `n` elements;
+/// throws UserError naming the first wrong element.
 void check_all_verbs(ProcessGroup& group, int64_t n, Memory memory = Memory::kOwn);
 /// The same for one dtype.
 void check_verbs(ProcessGroup& group, DType dtype, int64_t n, Memory memory = Memory::kOwn);

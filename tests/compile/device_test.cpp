@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <thread>
 
 #include "compile/compile.h"
 #include "core/core.h"
@@ -23,6 +24,11 @@ class CompiledOnCard : public OnCard {
   Tensor drawn(const Shape& shape, int64_t key) {
     return randn(shape, {.device = kCPU}, from_values<int64_t>({key, 1}, {2})).to(card_);
   }
+  // Until all has run; throws nothing.
+  void let_run() {
+    const Ref<Event> last = runtime_of(card_).record(stream_of(card_));
+    while (last && !last->done()) std::this_thread::yield();
+  }
   std::optional<DeviceScope> scope_;
 };
 
@@ -31,6 +37,9 @@ void expect_close(const Tensor& a, const Tensor& b, double tolerance) {
       << to_string(a) << "\n"
       << to_string(b);
 }
+
+// Products are not fused, so that there are several kernels, which a graph of the device has.
+Tensor gram(const Tensor& x) { return matmul(x, transpose(x, 0, 1)); }
 
 TEST_F(CompiledOnCard, AStepOfTraining) {
   Training eager(0.1), compiled(0.1);
@@ -54,10 +63,6 @@ TEST_F(CompiledOnCard, AStepOfTraining) {
     expect_close(got[i].tensor, want[i].tensor, 2e-3);
   }
 }
-
-// What follows is about graphs of the device, which know addresses. Products are not fused, so that
-// there are several kernels.
-Tensor gram(const Tensor& x) { return matmul(x, transpose(x, 0, 1)); }
 
 // Calls `f` until it replays by graphs, on the same input.
 template <class F>
@@ -172,6 +177,122 @@ TEST_F(CompiledOnCard, WhatAReplayRefusesIsThrown) {
   EXPECT_NO_THROW(f(ids).sum().item<float>());
 }
 
+// Refusals are a thread's, and so are graphs.
+TEST_F(CompiledOnCard, AnotherThreadHearsOfWhatItsReplaysRefuse) {
+  const Tensor table = drawn({10, 8}, 1);
+  auto f = compile([&](const Tensor& ids) {
+    const Tensor rows = embedding(ids, table);
+    return gram(exp(rows)).sum(1) + rows.mean(1);
+  });
+  const auto ids_of = [&](std::initializer_list<int64_t> ids) {
+    return from_values<int64_t>(ids, {int64_t(ids.size())}).to(card_);
+  };
+  std::thread([&] {
+    const Tensor ids = ids_of({1, 2, 3});
+    warm_up(f, ids);
+    EXPECT_EQ(f.report().device_graphs, 1);
+    EXPECT_NO_THROW(f(ids).sum().item<float>());
+  }).join();
+  std::thread([&] {
+    for (int k = 0; k < 3; ++k)
+      expect_contains(error_of([&] { f(ids_of({1, 2, 12})).sum().item<float>(); }), "the id 12");
+    const Tensor ids = ids_of({1, 2, 3});
+    warm_up(f, ids);
+    EXPECT_EQ(f.report().device_graphs, 1);
+    expect_contains(error_of([&] { f(ids_of({1, 2, 13})).sum().item<float>(); }), "the id 13");
+  }).join();
+}
+
+TEST_F(CompiledOnCard, AGraphKeepsItsWordsForRefusals) {
+  const Tensor table = drawn({10, 8}, 1), ids = from_values<int64_t>({1, 2, 3}, {3}).to(card_),
+               wrong = from_values<int64_t>({1, 12, 3}, {3}).to(card_);
+  auto f = compile([&](const Tensor& i) {
+    const Tensor rows = embedding(i, table);
+    return gram(exp(rows)).sum(1) + rows.mean(1);
+  });
+  warm_up(f, ids);
+  const Tensor zero = zeros({1, 1}, {kI64, card_});
+  for (int64_t n = 1; n < 600; ++n) gather(zeros({n, 1}, {.device = card_}), 0, zero);
+  expect_contains(error_of([&] { f(wrong).sum().item<float>(); }), "the id 12");
+  // The next launch hears of it too, without a wait.
+  f(wrong);
+  let_run();
+  expect_contains(error_of([&] { f(ids); }), "the id 12");
+  EXPECT_NO_THROW(f(ids).sum().item<float>());
+}
+
+TEST_F(CompiledOnCard, WhatWasRefusedBeforeACaptureDoesNotEndIt) {
+  const Tensor table = drawn({10, 8}, 1), ids = from_values<int64_t>({1, 2, 3}, {3}).to(card_),
+               wrong = from_values<int64_t>({1, 12, 3}, {3}).to(card_);
+  auto f = compile([&](const Tensor& i) {
+    const Tensor rows = embedding(i, table);
+    return gram(exp(rows)).sum(1) + rows.mean(1);
+  });
+  f(ids), f(ids);  // recorded
+  f(wrong);        // step by step
+  let_run();
+  expect_contains(error_of([&] { f(ids); }), "the id 12");  // captured, and then thrown
+  for (int k = 0; k < 3; ++k) EXPECT_NO_THROW(f(ids).sum().item<float>());
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
+TEST_F(CompiledOnCard, HeadsTooWideForTheKernelsAreBetweenGraphs) {
+  const auto plain = [&](const Tensor& x) {
+    const Tensor q = gram(exp(x)).reshape({1, 1, 4, 4}),
+                 wide = cat({q, q, q, q}, 3).repeat({1, 1, 1, 12});
+    const Tensor y = scaled_dot_product_attention(wide, wide, wide).reshape({4, 192});
+    return softmax(gram(tanh(y)), 1);
+  };
+  auto f = compile(plain);
+  const Tensor x = drawn({4, 30}, 1) * 0.1;
+  for (int k = 0; k < 5; ++k) expect_close(f(x), plain(x), 1e-5);
+  EXPECT_EQ(f.report().device_graphs, 2);
+}
+
+TEST_F(CompiledOnCard, StateThatMovesAtEachCallIsNotCaptured) {
+  Tensor total = zeros({3}, {.device = card_}), want = zeros({3}, {.device = card_});
+  auto f = compile([&](const Tensor& x) {
+    const Tensor y = gram(exp(x)).sum(0);
+    total.add_(y);
+    return softmax(y - total, 0);
+  });
+  for (int k = 0; k < 30; ++k) {
+    total = clone(total);
+    const Tensor x = drawn({3, 40}, k), y = gram(exp(x)).sum(0);
+    want.add_(y);
+    expect_close(f(x), softmax(y - want, 0), 1e-3);
+    expect_close(total, want, 1e-3);
+  }
+  EXPECT_EQ(f.report().device_graphs, 0);
+}
+
+TEST_F(CompiledOnCard, AnErrorBetweenTwoGraphsLeavesTheNextCallsSound) {
+  const auto plain = [&](const Tensor& x, const Tensor& offsets) {
+    const Tensor y = matmul(gram(exp(x)), x) * softmax(x, 1);
+    const Tensor sums = segment_reduce(y, offsets, ScatterReduce::kSum);
+    return softmax(gram(tanh(sums)), 1) * sums.sum(1, true);
+  };
+  auto f = compile(plain);
+  const Tensor good = from_values<int64_t>({0, 2, 5}, {3}).to(card_),
+               bad = from_values<int64_t>({0, 7, 5}, {3}).to(card_);
+  for (int k = 0; k < 12; ++k) {
+    const Tensor x = drawn({5, 40}, k);
+    if (k == 6 || k == 7)
+      expect_contains(error_of([&] { f(x, bad); }), "not in order");
+    else
+      expect_close(f(x, good), plain(x, good), 1e-5);
+  }
+  EXPECT_EQ(f.report().device_graphs, 2);
+}
+
+TEST_F(CompiledOnCard, ABatchOfNothing) {
+  const auto plain = [&](const Tensor& x) {
+    return matmul(exp(x), transpose(x, 0, 1)).sum() + 1.0;
+  };
+  auto f = compile(plain);
+  for (int k = 0; k < 5; ++k) expect_close(f(drawn({0, 8}, k)), plain(drawn({0, 8}, k)), 0);
+}
+
 TEST_F(CompiledOnCard, AGraphOutlivesNothing) {
   const Tensor x = drawn({64, 100}, 1);
   const int64_t before = memory_stats(card_).live_bytes;
@@ -186,13 +307,13 @@ TEST_F(CompiledOnCard, AGraphOutlivesNothing) {
 
 TEST_F(CompiledOnCard, NumbersOfTheHostAreReadAtEachCall) {
   Tensor rate = scalar_tensor(0.5, kF32, kCPU);
-  auto f = compile([&](const Tensor& x) { return exp(x * rate) + rate; });
-  for (int k = 0; k < 5; ++k) {
-    assign_(rate, scalar_tensor(0.5 + k, kF32, kCPU));
+  auto f = compile([&](const Tensor& x) { return gram(sin(x * rate)) + rate; });
+  for (int k = 0; k < 7; ++k) {
+    assign_(rate, scalar_tensor(0.5 + k / 2, kF32, kCPU));  // the same in two calls
     const Tensor x = drawn({3, 40}, k);
-    expect_close(f(x), exp(x * (0.5 + k)) + (0.5 + k), 1e-6);
+    expect_close(f(x), gram(sin(x * (0.5 + k / 2))) + (0.5 + k / 2), 1e-5);
   }
-  EXPECT_GE(f.report().replays, 2) << f.report().why_not;
+  EXPECT_EQ(f.report().device_graphs, 1) << f.report().why_not;
 }
 
 TEST_F(CompiledOnCard, TablesMadeOfNumbersAlone) {
@@ -211,19 +332,23 @@ TEST_F(CompiledOnCard, TablesMadeOfNumbersAlone) {
 }
 
 TEST_F(CompiledOnCard, StreamsByTurns) {
-  auto f = compile([&](const Tensor& x) {
+  Tensor rate = scalar_tensor(0.5, kF32, kCPU);
+  const auto plain = [&](const Tensor& x) {
     const Tensor a = exp(x), b = softmax(a.sum(1) - x.mean(1), 0);
-    return (a * b.unsqueeze(1)).sum(0) + x.sum(0);
-  });
+    return (gram(a) * b.unsqueeze(1)).sum(0) + x.sum(1) * rate;
+  };
+  auto f = compile(plain);
   DeviceRuntime& runtime = runtime_of(card_);
-  for (int k = 0; k < 8; ++k) {
+  for (int k = 0; k < 14; ++k) {
     const Tensor x = drawn({64, 500}, k);
+    assign_(rate, scalar_tensor(0.5 + k, kF32, kCPU));
     std::optional<StreamScope> beside;
-    if (k % 2) beside.emplace(runtime.copy_stream(card_.index, 0));
+    if (k / 4 % 2) beside.emplace(runtime.copy_stream(card_.index, 0));
     const Tensor got = f(x);
+    // A graph is the stream's: the first run on another one goes step by step.
+    EXPECT_EQ(f.report().device_graphs, k >= 2 && k % 4 != 0 ? 1 : 0) << k;
     beside.reset();
-    const Tensor a = exp(x), b = softmax(a.sum(1) - x.mean(1), 0);
-    expect_close(got, (a * b.unsqueeze(1)).sum(0) + x.sum(0), 1e-4);
+    expect_close(got, plain(x), 1e-4);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/backend/cuda/ops/products.h"
 #include "core/core.h"
 #include "core/dispatch/context.h"
 #include "examples/models/registry.h"
@@ -153,6 +154,7 @@ TEST_P(CudaBytes, OfAStepAreThoseOfItsOperands) {
   if (!checked || std::string(checked) != "1") GTEST_SKIP() << "accesses are seen with --check";
   const Device card = device_of(0);
   DeviceScope scope(card);
+  const OwnProducts own;  // what a library's products read and write is its own choice
   manual_seed(3);
   const models::ModelSpec& spec = models::find_model("test", GetParam().model);
   models::ModelOptions options = spec.options;

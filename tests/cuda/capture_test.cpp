@@ -69,6 +69,34 @@ TEST_F(CudaCapture, MemoryThatIsFreedStaysTheGraphs) {
   EXPECT_EQ(first(y), 14);
 }
 
+// A block of another stream, which does not wait for the stream of the graph by itself.
+TEST_F(CudaCapture, MemoryOfAnotherStreamComesBackAfterTheLastLaunch) {
+  ones_ = filled(1);
+  const Tensor y = filled(0);
+  const Stream beside = runtime_of(card_).copy_stream(0, 0);
+  Tensor given;
+  {
+    StreamScope scope(beside);
+    given = filled(3);
+    cuda::synchronize(beside);
+  }
+  const void* block = given.device_data();
+  Ref<DeviceGraph> graph = runtime_of(card_).capture(0, [&] {
+    add(y, 1, y, 1, given);
+    given = {};
+  });
+  cuda::synchronize(stream());
+  graph->launch(stream());
+  graph = nullptr;
+  {
+    StreamScope scope(beside);
+    const Tensor others = filled(100);
+    EXPECT_EQ(others.device_data(), block);
+    cuda::synchronize(beside);
+  }
+  EXPECT_EQ(first(y), 3);
+}
+
 TEST_F(CudaCapture, WorkOfAGraphUsesABlockInTurn) {
   ones_ = filled(1);
   const Tensor x = filled(1), y = filled(0);

@@ -163,10 +163,12 @@ TEST_F(Matmul, ExactSumsAreTrees) {
 // One batch of two heads in one tensor [positions, heads, width], queries and keys of other
 // numbers.
 template <class T>
-void check_attention(DType t, AttentionShape shape, bool causal, double tolerance) {
+void check_attention(DType t, AttentionShape shape, bool causal, double tolerance,
+                     int64_t width = 20, unsigned packs = 0) {
   using C = std::conditional_t<std::is_same_v<T, fn::BF16>, float, T>;
   Device& d = *Device::get();
-  const int64_t heads = 2, queries = 70, keys = causal ? 70 : 45, width = 20, values = 24;
+  const int64_t heads = 2, queries = 70, keys = causal ? 70 : 45,
+                values = packs ? width : width + 4;
   const double scale = 0.3;
   const auto q = numbers<T>(size_t(queries * heads * width), 1),
              k = numbers<T>(size_t(keys * heads * width), 2),
@@ -193,8 +195,9 @@ void check_attention(DType t, AttentionShape shape, bool causal, double toleranc
                   int(keys),
                   int(width),
                   int(values),
-                  causal};
-  const KernelText text{"attention", {attention_instance(t, shape)}};
+                  causal,
+                  packs};
+  const KernelText text{attention_family(shape), {attention_instance(t, shape)}};
   auto run = [&](const char* entry, AttentionEntry e, int64_t positions) {
     d.launch(d.function(text, text.instances[0].name + entry),
              attention_geometry(e, t, shape, heads, positions), c);
@@ -255,13 +258,22 @@ TEST_F(Attention, ForwardAndBackward) {
   check_attention<float>(kF32, {64, 64}, false, 2e-6);
   check_attention<float>(kF32, {64, 64}, true, 2e-6);
 }
-TEST_F(Attention, OtherTypes) {
-  check_attention<fn::BF16>(kBF16, {64, 64}, true, 0.02);
-  check_attention<double>(kF64, {64, 32}, false, 1e-13);
-}
+TEST_F(Attention, OtherTypes) { check_attention<double>(kF64, {64, 32}, false, 1e-13); }
 TEST_F(Attention, SmallTiles) {
   check_attention<float>(kF32, {128, 32}, true, 2e-6);
   check_attention<double>(kF64, {128, 16}, true, 1e-13);
+}
+
+TEST_F(Attention, MatrixUnits) {
+  const AttentionShape narrow{64, 64, true}, wide{128, 32, true};
+  check_attention<fn::BF16>(kBF16, narrow, true, 0.02);
+  check_attention<fn::BF16>(kBF16, narrow, false, 0.02);
+  check_attention<fn::BF16>(kBF16, wide, false, 0.02, 75);
+  constexpr unsigned kAll =
+      kPacksQ | kPacksK | kPacksV | kPacksG | kPacksOut | kPacksDq | kPacksDk | kPacksDv;
+  check_attention<fn::BF16>(kBF16, narrow, true, 0.02, 64, kAll);
+  check_attention<fn::BF16>(kBF16, wide, true, 0.02, 72, kAll);
+  check_attention<fn::BF16>(kBF16, narrow, false, 0.02, 24, kPacksK | kPacksG | kPacksDv);
 }
 
 constexpr AttentionEntry kEntries[] = {AttentionEntry::kForward, AttentionEntry::kDelta,

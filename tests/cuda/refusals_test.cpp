@@ -12,6 +12,7 @@
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
+#include "core/ops/sparse.h"
 #include "core/ops/views.h"
 #include "tests/cuda/card.h"
 
@@ -171,6 +172,16 @@ TEST_F(CudaRefusals, MemoryThatIsFreedSwallowsNone) {
   { const Tensor rows = embedding(integers({4}), table).cpu(); }
   pinned_allocator().release_cached();  // waits for the copy
   EXPECT_NE(error_of([&] { cuda::synchronize(stream_); }).find("the id 4"), std::string::npos);
+}
+
+// A kernel relies on offsets that it does not look at, so the call itself waits and throws.
+TEST_F(CudaRefusals, OffsetsAreCheckedBeforeTheyAreUsed) {
+  const Tensor values = arange(0, 12, 1, {kF32, card_}).reshape({4, 3});
+  for (auto wrong : {integers({0, 3, 2, 4}), integers({0, 100000, 4}), integers({0, -70000, 4})}) {
+    const std::string error = error_of([&] { segment_reduce(values, wrong, ScatterReduce::kSum); });
+    EXPECT_NE(error.find("not in order"), std::string::npos) << error;
+  }
+  EXPECT_EQ(error_of([&] { cuda::synchronize(stream_); }), "no error");
 }
 
 TEST_F(CudaRefusals, SynchronouslyTheOpThatIsWrongThrows) {

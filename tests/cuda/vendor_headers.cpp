@@ -1,9 +1,14 @@
-// Tessera declares by itself what it uses of the driver API, NVRTC and cuDNN. This unit is compiled
-// where the vendor's headers are, and each of its assertions compares one of those declarations
-// with theirs. Invariant: it compiles only if every symbol, parameter, constant and struct agrees.
+// Tessera declares by itself what it uses of the driver API, of NVRTC, of cuBLASLt and of cuDNN.
+// This unit is compiled where the vendor's headers are, and each of its assertions compares one of
+// those declarations with theirs. Invariant: it compiles only if every symbol, parameter, constant
+// and struct agrees.
 #include <cuda.h>
 #include <nvrtc.h>
-#if __has_include(<cudnn.h>)  // a wheel of its own, which compilers of kernels need not have
+#if __has_include(<cublasLt.h>)  // a wheel of its own, which compilers of kernels need not have
+#include <cublasLt.h>
+#define TESSERA_HAVE_CUBLASLT 1
+#endif
+#if __has_include(<cudnn.h>)  // as well
 #include <cudnn.h>
 #define TESSERA_HAVE_CUDNN 1
 #endif
@@ -12,46 +17,13 @@
 #include <string_view>
 #include <type_traits>
 
+#include "core/backend/cuda/cublaslt_api.h"
 #include "core/backend/cuda/cudnn_api.h"
 #include "core/backend/cuda/driver_api.h"
+#include "tests/cuda/same_function.h"
 
 namespace tessera::cuda {
 namespace {
-
-template <class T>
-concept Complete = requires {
-  sizeof(T);
-};
-
-/// Whether a caller may pass A where the callee reads B.
-template <class A, class B>
-constexpr bool agree() {
-  if constexpr (std::is_function_v<A> || std::is_function_v<B>) {
-    return std::is_same_v<A, B>;
-  } else if constexpr (std::is_pointer_v<A> && std::is_pointer_v<B>) {
-    using To = std::remove_pointer_t<A>;
-    using Theirs = std::remove_pointer_t<B>;
-    return std::is_const_v<To> == std::is_const_v<Theirs> &&
-           agree<std::remove_const_t<To>, std::remove_const_t<Theirs>>();
-  } else if constexpr (std::is_void_v<A> || std::is_void_v<B> || !Complete<A> || !Complete<B>) {
-    return std::is_void_v<A> == std::is_void_v<B> && Complete<A> == Complete<B>;
-  } else if constexpr (std::is_class_v<A>) {
-    return std::is_class_v<B> && sizeof(A) == sizeof(B) && alignof(A) == alignof(B);
-  } else if constexpr (std::is_floating_point_v<A>) {
-    return std::is_same_v<A, B>;
-  } else {
-    return (std::is_integral_v<A> || std::is_enum_v<A>)&&(
-               std::is_integral_v<B> || std::is_enum_v<B>)&&sizeof(A) == sizeof(B);
-  }
-}
-
-/// Whether two functions have as many parameters, and those agree, and what they return.
-template <class A, class B>
-constexpr bool kSameFunction = false;
-template <class A, class... As, class B, class... Bs>
-requires(sizeof...(As) ==
-         sizeof...(Bs)) constexpr bool kSameFunction<A(As...), B(Bs...)> = agree<A, B>() &&
-                                                                           (agree<As, Bs>() && ...);
 
 // Names after macro expansion: <cuda.h> maps documented names to those of newer versions.
 #define TEXT(name) #name
@@ -151,6 +123,23 @@ MEMBER(GraphUpdateInfo, error_node, CUgraphExecUpdateResultInfo, errorNode)
 MEMBER(GraphUpdateInfo, error_from_node, CUgraphExecUpdateResultInfo, errorFromNode)
 static_assert(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute) &&
               alignof(LaunchAttribute) == alignof(CUlaunchAttribute));
+
+#ifdef TESSERA_HAVE_CUBLASLT
+#define FUNCTION(member, symbol, parameters) \
+  static_assert(kSameFunction<blas::Status parameters, std::remove_pointer_t<decltype(&::symbol)>>);
+#include "core/backend/cuda/cublaslt_functions.def"
+#undef FUNCTION
+static_assert(kSameFunction<blas::VersionFunction, decltype(::cublasLtGetVersion)>);
+#define STATUS(name, vendor, value) static_assert(int(::vendor) == value);
+#include "core/backend/cuda/cublaslt_constants.def"
+#define CONSTANT(name, vendor, value) static_assert(int(::vendor) == value);
+#include "core/backend/cuda/cublaslt_constants.def"
+MEMBER(blas::Suggestion, algorithm, cublasLtMatmulHeuristicResult_t, algo)
+MEMBER(blas::Suggestion, workspace_bytes, cublasLtMatmulHeuristicResult_t, workspaceSize)
+MEMBER(blas::Suggestion, state, cublasLtMatmulHeuristicResult_t, state)
+MEMBER(blas::Suggestion, waves, cublasLtMatmulHeuristicResult_t, wavesCount)
+MEMBER(blas::Suggestion, reserved, cublasLtMatmulHeuristicResult_t, reserved)
+#endif
 
 #ifdef TESSERA_HAVE_CUDNN
 #define FUNCTION(member, symbol, parameters) \

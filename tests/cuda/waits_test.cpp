@@ -152,6 +152,15 @@ TEST_F(CudaWaits, OpsWaitOnTheStreamOfTheirOwnCard) {
   expect_same(z - 1.0, (counted() + 1.0) * 2.0 - 1.0);
 }
 
+// The host writes the tables of the second update while those of the first are perhaps not copied.
+TEST_F(CudaWaits, AnUpdateLeavesTheTablesOfAnotherAlone) {
+  const Tensor rate = full({}, 0.5, {kF64, card_}), one = full({}, 1.0, {kF64, card_});
+  std::vector<Tensor> params, gradient{there()};
+  for (int i = 0; i < 8; ++i) params.push_back(there());
+  for (const Tensor& p : params) sgd_update_({&p, 1}, gradient, {}, rate, one, {.count = 1});
+  for (const Tensor& p : params) expect_same(p, counted() * 0.5);
+}
+
 // Operands on two cards are an error that names both, and change nothing.
 TEST_F(CudaWaits, OperandsOfTwoCardsAreRefused) {
   if (device_count() < 2) GTEST_SKIP() << "one card";

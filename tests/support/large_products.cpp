@@ -1,7 +1,9 @@
 // Products: odd extents beside every limit, all layouts of both operands, in a fixed tree too.
 #include <optional>
 
+#include "core/dispatch/dispatch.h"
 #include "core/ops/contract.h"
+#include "core/ops/contract_bias.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
 #include "tests/support/large_cases.h"
@@ -104,6 +106,17 @@ void add_products(LargeCases& cases) {
   cases.push_back({"linear with bias",
                    {grid_values({5, 27, 65}, 1), grid_values({129, 65}, 2), grid_values({129}, 3)},
                    [](const List& in) { return List{linear(in[0], in[1], in[2])}; },
+                   135,
+                   true,
+                   2});
+  cases.push_back({"a product that adds its bias",
+                   {grid_values({5, 27, 65}, 1), grid_values({129, 65}, 2), grid_values({129}, 3)},
+                   [](const List& in) {
+                     ContractAttributes c;
+                     c.parse("abk,nk->abn");
+                     Tensor operands[] = {in[0], in[1], in[2]};
+                     return List{dispatch1(contract_bias_op(c), operands)};
+                   },
                    135,
                    true,
                    2});

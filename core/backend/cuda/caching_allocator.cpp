@@ -82,6 +82,7 @@ void* CachingAllocator::allocate(size_t bytes) {
     } catch (const Error&) {  // reported where the result is used
     }
   }
+  note_allocated(reinterpret_cast<void*>(taken.at));
   return reinterpret_cast<void*>(taken.at);
 }
 

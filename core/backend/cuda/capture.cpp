@@ -1,10 +1,13 @@
 #include "core/backend/cuda/capture.h"
 
+#include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/library.h"
+#include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
@@ -20,14 +23,16 @@ struct Kept {
   size_t bytes;
   std::vector<Ref<Event>> pending = {};
   bool in_use = false;    // allocated again, by work that comes later in the graph
-  bool constant = false;  // it keeps its values from launch to launch
+  bool constant = false;  // nothing else of the graph may use it
 };
 
 /// What a thread that captures knows of it.
 struct Capturing {
   Stream launched_on, recorded;
   std::vector<Kept> kept = {};
-  bool fresh = false;  // allocations do not use a block that was kept
+  std::set<const void*> allocated = {};  // blocks that only work of the graph has used
+  bool fresh = false;                    // allocations do not use a block that was kept
+  std::unique_ptr<GraphRefusals> refusals = std::make_unique<GraphRefusals>();
 };
 
 thread_local Capturing* capturing = nullptr;
@@ -42,8 +47,11 @@ void free_all(std::vector<Kept>& kept, const Ref<Event>& last) {
 
 class CapturedGraph final : public DeviceGraph {
  public:
-  CapturedGraph(GraphExecHandle exec, int device, std::vector<Kept> kept)
-      : exec_(exec), device_(device), kept_(std::move(kept)) {}
+  CapturedGraph(GraphExecHandle exec, int device, Capturing& what)
+      : exec_(exec),
+        device_(device),
+        kept_(std::move(what.kept)),
+        refusals_(std::move(what.refusals)) {}
   ~CapturedGraph() override {
     try {
       CurrentDevice current(device_);
@@ -55,6 +63,7 @@ class CapturedGraph final : public DeviceGraph {
     }
   }
   void launch(const Stream& stream) override {
+    refusals_->launches();
     CurrentDevice current(device_);
     launched_on_ = stream;
     driver().graph_launch(exec_, handle_of(stream));
@@ -64,6 +73,7 @@ class CapturedGraph final : public DeviceGraph {
   const GraphExecHandle exec_;
   const int device_;
   std::vector<Kept> kept_;
+  std::unique_ptr<GraphRefusals> refusals_;
   Stream launched_on_;
 };
 
@@ -97,6 +107,7 @@ Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue) {
     driver().begin_capture(stream, kCaptureRelaxed);
     try {
       CaptureScope scope(now);
+      GraphRefusals::Scope words(*now.refusals);
       enqueue();
     } catch (...) {
       driver().end_capture.result(stream, &graph);  // the first error is the one to report
@@ -110,7 +121,7 @@ Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue) {
     throw;
   }
   driver().graph_destroy(graph);
-  return make_ref<CapturedGraph>(exec, device, std::move(now.kept));
+  return make_ref<CapturedGraph>(exec, device, now);
 }
 
 Stream allocation_stream(int device) {
@@ -137,6 +148,10 @@ Tensor constant_memory(const Meta& meta) {
   return t;
 }
 
+void note_allocated(const void* p) {
+  if (capturing) capturing->allocated.insert(p);
+}
+
 bool is_captured(const Stream& stream) { return capturing && stream == capturing->recorded; }
 
 void* kept_block(Allocator& allocator, size_t bytes) {
@@ -161,7 +176,13 @@ bool kept_for_graph(Allocator& allocator, void* p, size_t bytes,
       k.pending.insert(k.pending.end(), pending.begin(), pending.end());
       return true;
     }
-  capturing->kept.push_back({&allocator, p, bytes, {pending.begin(), pending.end()}});
+  const bool was_there = !capturing->allocated.contains(p);
+  capturing->kept.push_back({.allocator = &allocator,
+                             .at = p,
+                             .bytes = bytes,
+                             .pending = {pending.begin(), pending.end()},
+                             .in_use = was_there,
+                             .constant = was_there});
   return true;
 }
 

@@ -19,6 +19,8 @@ bool is_captured(const Stream& stream);
 /// A tensor whose values are written once, on allocation_stream(), and read at each launch of a
 /// graph that is captured meanwhile: no other work of the graph uses its memory.
 Tensor constant_memory(const Meta& meta);
+/// Tells that the calling thread has a new block.
+void note_allocated(const void* p);
 /// While the calling thread captures: a block of `allocator` that was freed since the capture
 /// began, at least `bytes` large, for work that comes later in the same graph; else null.
 void* kept_block(Allocator& allocator, size_t bytes);

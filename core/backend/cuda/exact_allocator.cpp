@@ -27,6 +27,7 @@ void* ExactAllocator::allocate(size_t bytes) {
   auto* p = reinterpret_cast<void*>(at);
   blocks_[p] = {handle_of(stream), &MemoryLabel::holder(), bytes};
   ledger_.add(MemoryLabel::holder(), bytes);
+  note_allocated(p);
   return p;
 }
 

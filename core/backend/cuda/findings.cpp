@@ -4,6 +4,7 @@
 #include <link.h>
 
 #include "core/backend/cuda/context.h"
+#include "core/backend/cuda/cublaslt.h"
 #include "core/backend/cuda/cudnn.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/memory_ledger.h"
@@ -61,17 +62,26 @@ Finding graphs_finding() {
   return {kGood, why_no_cudnn().substr(0, why_no_cudnn().rfind("; "))};
 }
 
-/// A library that this version of Tessera does not use yet; a user who plans for one that does
-/// wants to know.
-struct Unused {
+Finding products_finding() {
+  if (const CublasLtFunctions* f = cublaslt())
+    return {kGood,
+            fmt::format("cuBLASLt {}: {}", cublaslt_version_text(f->version), place_of(f->path))};
+  if (why_no_driver().empty()) return missing(why_no_cublaslt());
+  return {kGood, why_no_cublaslt().substr(0, why_no_cublaslt().rfind("; "))};
+}
+
+/// A library that is used where it is there, or that this version of Tessera does not use yet; a
+/// user who plans for one that does wants to know.
+struct Extra {
   const char* name;
   std::vector<const char*> sonames;  // newest first
   const char* version_symbol;
-  bool by_pointer;  // int f(int*), else size_t f()
+  bool by_pointer;      // int f(int*), else size_t f()
+  const char* without;  // what is so without it; null: it is not used yet
 };
 
-// All three count 9.19.0 as 91900.
-std::string version_of(void* handle, const Unused& library) {
+// Both count 9.19.0 as 91900.
+std::string version_of(void* handle, const Extra& library) {
   void* symbol = dlsym(handle, library.version_symbol);
   if (!symbol) return fmt::format("without {}", library.version_symbol);
   int number = 0;
@@ -82,17 +92,18 @@ std::string version_of(void* handle, const Unused& library) {
   return fmt::format("{}.{}.{}", number / 10000, number % 10000 / 100, number % 100);
 }
 
-Finding finding_of(const Unused& library, const std::vector<std::string>& folders) {
+Finding finding_of(const Extra& library, const std::vector<std::string>& folders) {
   std::string why;
   for (const char* soname : library.sonames) {
     const OpenedLibrary opened = open_library(soname, folders);
     if (opened.handle)
-      return {kGood, fmt::format("{} {}: {} (not used yet)", library.name,
-                                 version_of(opened.handle, library),
-                                 place_of(opened.handle, opened.path))};
+      return {kGood, fmt::format("{} {}: {}{}", library.name, version_of(opened.handle, library),
+                                 place_of(opened.handle, opened.path),
+                                 library.without ? "" : " (not used yet)")};
     if (why.empty()) why = opened.why;
   }
-  return {kGood, fmt::format("{}: none ({}); nothing needs it yet", library.name, why)};
+  return {kGood, fmt::format("{}: none ({}); {}", library.name, why,
+                             library.without ? library.without : "nothing needs it yet")};
 }
 
 }  // namespace
@@ -101,12 +112,15 @@ std::vector<Finding> findings() {
   std::vector<Finding> all{driver_finding()};
   for (int card = 0; card < device_count(); ++card) all.push_back(card_finding(card));
   all.push_back(compiler_finding());
+  all.push_back(products_finding());
   all.push_back(graphs_finding());
   const std::vector<std::string> folders = library_folders();
-  const Unused libraries[] = {
-      {"cuBLAS", {"libcublasLt.so.13", "libcublasLt.so.12"}, "cublasLtGetVersion", false},
-      {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", true}};
-  for (const Unused& library : libraries) all.push_back(finding_of(library, folders));
+  const Extra libraries[] = {{"NCCL",
+                              {"libnccl.so.2"},
+                              "ncclGetVersion",
+                              true,
+                              "tensors of several ranks pass through the host without it"}};
+  for (const Extra& library : libraries) all.push_back(finding_of(library, folders));
   return all;
 }
 

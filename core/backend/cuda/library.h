@@ -1,7 +1,7 @@
 // The vendor's libraries, loaded when they are first asked for: nothing is linked, so one binary
 // runs with and without a GPU. The table of functions of each is made from its list
-// (driver_functions.def, nvrtc_functions.def). Invariant: a table is complete or absent, and where
-// it is absent one line says why and what to do.
+// (driver_functions.def, nvrtc_functions.def; cublaslt.h has its own). Invariant: a table is
+// complete or absent, and where it is absent one line says why and what to do.
 #pragma once
 #include <string>
 #include <vector>

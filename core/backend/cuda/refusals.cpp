@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,6 +27,7 @@ struct Word {
   Refusal refusal;
   Report* at;
   uint64_t launch;  // number of the latest
+  int graphs = 0;   // that write to it at each launch
 };
 
 Report read(const Report* word) {
@@ -98,6 +100,24 @@ class Refusals::Words {
     return at;
   }
 
+  // A launch that is captured: only launches of the graph can refuse anything.
+  Report* capture(const Stream& stream, const Refusal& r) {
+    Report* at = launch(stream, r);
+    std::lock_guard lock(mutex_);
+    ++word_at(at).graphs;
+    return at;
+  }
+  // The graph is launched: these are its words, in order.
+  void launch_again(std::span<Report* const> words) {
+    std::lock_guard lock(mutex_);
+    for (Report* at : words)
+      if (read(at) == 0) word_at(at).launch = ++launches_;
+  }
+  void let_go(std::span<Report* const> words) {
+    std::lock_guard lock(mutex_);
+    for (Report* at : words) --word_at(at).graphs;
+  }
+
   // What was refused first, as a text; empty where nothing was. Where the own thread asks, it is
   // forgotten once all that may still refuse has run.
   std::string take(bool own) {
@@ -138,11 +158,12 @@ class Refusals::Words {
       driver().stream_synchronize(handle_of(s));
     }
   }
+  Word& word_at(Report* at) { return *std::ranges::find(words_, at, &Word::at); }
   // Frees the words of launches that have refused nothing, once all of them have run.
   void cut_short() {
     wait_for_streams();
     std::erase_if(words_, [&](const Word& w) {
-      const bool unused = read(w.at) == 0;
+      const bool unused = read(w.at) == 0 && w.graphs == 0;
       if (unused) free_.push_back(w.at);
       return unused;
     });
@@ -193,8 +214,19 @@ Ref<Refusals> refusals_of(const Stream& stream) {
 
 uint32_t Refusals::thrown() const { return words_->thrown(); }
 
+void Refusals::post(std::exception_ptr error) {
+  std::lock_guard lock(mutex_);
+  error_ = std::move(error);
+  posted_.store(true, std::memory_order_release);
+}
+
 void Refusals::raise(uint32_t seen) {
   const bool own = this == own_refusals().get();
+  if (own && posted_.load(std::memory_order_acquire)) [[unlikely]] {
+    std::lock_guard lock(mutex_);
+    posted_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(error_);
+  }
   std::string text = words_->take(own);
   if (text.empty() && !own && words_->thrown() != seen) text = words_->last();
   if (text.empty()) return;
@@ -208,10 +240,34 @@ bool synchronous() {
   return on;
 }
 
-RefusalWord::RefusalWord(const Stream& stream, const Refusal& refusal)
-    : stream_(stream), word_(own_refusals()->words().launch(stream, refusal)) {
+RefusalWord::RefusalWord(const Stream& stream, const Refusal& refusal) : stream_(stream) {
+  if (GraphRefusals* graph = GraphRefusals::captured()) {
+    word_ = graph->add(stream, refusal);
+    return;
+  }
+  word_ = own_refusals()->words().launch(stream, refusal);
   if (read(word_) != 0) [[unlikely]]
     own_refusals()->raise(own_refusals()->thrown());
+}
+
+namespace {
+thread_local GraphRefusals* captured_refusals = nullptr;
+}
+
+GraphRefusals::GraphRefusals() : of_(own_refusals()) {}
+GraphRefusals::~GraphRefusals() { of_->words().let_go(words_); }
+GraphRefusals* GraphRefusals::captured() { return captured_refusals; }
+GraphRefusals::Scope::Scope(GraphRefusals& graph) { captured_refusals = &graph; }
+GraphRefusals::Scope::~Scope() { captured_refusals = nullptr; }
+Report* GraphRefusals::add(const Stream& stream, const Refusal& refusal) {
+  words_.push_back(of_->words().capture(stream, refusal));
+  return words_.back();
+}
+void GraphRefusals::launches() {
+  if (words_.empty()) return;
+  if (std::ranges::any_of(words_, [](const Report* w) { return read(w) != 0; })) [[unlikely]]
+    of_->raise(of_->thrown());
+  of_->words().launch_again(words_);
 }
 
 void RefusalWord::launched() const {

@@ -2,14 +2,17 @@
 // tells the host, which does not wait for it: the kernel leaves position and value in a word of
 // pinned memory, and goes on with zeros in the refused places. The host looks at the words of a
 // thread whenever it has waited for one of the thread's streams, and at an op's own word before it
-// launches the op again. Invariant: words are never freed, so a kernel may write to its word
-// whenever it runs.
-// Every wait for the stream, by any thread, throws the error until the thread that owns the stream
-// has received it; then it is cleared.
+// launches the op, or a graph that has it, again. Invariant: words are never freed, so a kernel may
+// write to its word whenever it runs. Every wait for the stream, by any thread, throws the error
+// until the thread that owns the stream has received it; then it is cleared.
 #pragma once
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <string_view>
+#include <vector>
 
 #include "core/backend/cuda/kernels/parameters.h"
 #include "core/base/ref.h"
@@ -54,10 +57,47 @@ class Refusals : public RefCounted {
   /// once. Other threads also hear what it was told after thrown() was `seen`: what they waited for
   /// is wrong all the same.
   void raise(uint32_t seen);
+  /// Lets the next wait of the thread itself throw `error`: what it enqueued got no right values
+  /// from a part of the library that runs beside it. Called by any thread.
+  void post(std::exception_ptr error);
+  /// The calling thread has heard of it in another way.
+  void forget_posted() { posted_.store(false, std::memory_order_relaxed); }
   Words& words() { return *words_; }
 
  private:
   std::unique_ptr<Words> words_;
+  std::atomic<bool> posted_{false};
+  std::mutex mutex_;
+  std::exception_ptr error_;  // while it is posted
+};
+
+/// The words of kernels that are captured as one graph. They belong to the graph as long as it
+/// lives, and refusals of its launches to the thread that captured it, which alone launches it.
+class GraphRefusals {
+ public:
+  GraphRefusals();
+  ~GraphRefusals();
+  GraphRefusals(const GraphRefusals&) = delete;
+  GraphRefusals& operator=(const GraphRefusals&) = delete;
+
+  /// While one lives, a RefusalWord of the calling thread adds its word to `graph`, and throws
+  /// nothing.
+  class Scope {
+   public:
+    explicit Scope(GraphRefusals& graph);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+  };
+  static GraphRefusals* captured();
+
+  Report* add(const Stream& stream, const Refusal& refusal);
+  /// To be called before a launch. Throws UserError where an earlier one refused an operand.
+  void launches();
+
+ private:
+  const Ref<Refusals> of_;
+  std::vector<Report*> words_;
 };
 
 /// Notes that `stream` is the calling thread's from now on.

@@ -8,6 +8,7 @@
 #include "core/backend/cuda/capture.h"
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/copy.h"
+#include "core/backend/cuda/cublaslt.h"
 #include "core/backend/cuda/exact_allocator.h"
 #include "core/backend/cuda/findings.h"
 #include "core/backend/cuda/launch.h"
@@ -122,6 +123,7 @@ class CudaRuntime final : public DeviceRuntime {
     return false;
   }
   void synchronize(const Stream& stream) override { cuda::synchronize(stream); }
+  bool adds_biases() override { return cublaslt() != nullptr; }
   bool compiles_cuda() const override { return true; }
   Ref<DeviceProgram> compile(const std::string& name, const std::string& text,
                              std::span<const std::string> kernels, int index) override {

@@ -20,6 +20,7 @@ namespace {
 struct Pool {
   std::mutex mutex;
   std::vector<StreamHandle> streams[2];  // by Priority
+  std::vector<StreamHandle> capturing;   // nobody's home: other streams never wait for them
   std::vector<EventHandle> events[2];    // by Timing
   size_t made[2] = {};                   // of them
 };
@@ -41,27 +42,34 @@ T pop(std::vector<T>& from) {
   return last;
 }
 
+// One that nobody uses; null where all are in use.
+StreamHandle take_idle(std::mutex& mutex, std::vector<StreamHandle>& from) {
+  std::lock_guard lock(mutex);
+  return from.empty() ? nullptr : pop(from);
+}
+
 template <class T>
 void give(std::mutex& mutex, std::vector<T>& to, T value) {
   std::lock_guard lock(mutex);
   to.push_back(value);
 }
 
-Stream take_stream(int device, SideStream::Priority priority) {
+Stream new_stream(int device, int priority) {
   CurrentDevice current(device);
-  Pool& p = pool(device);
-  {
-    std::lock_guard lock(p.mutex);
-    if (auto& idle = p.streams[size_t(priority)]; !idle.empty())
-      return {device_of(device), pop(idle)};
-  }
-  int least = 0, greatest = 0;
-  driver().stream_priority_range(&least, &greatest);
   StreamHandle stream = nullptr;
   // Unlike the default stream's, their work overlaps with that of libraries on the default one.
-  driver().stream_create(&stream, kStreamNonBlocking,
-                         priority == SideStream::Priority::kHigh ? greatest : least);
+  driver().stream_create(&stream, kStreamNonBlocking, priority);
   return {device_of(device), stream};
+}
+
+Stream take_stream(int device, SideStream::Priority priority) {
+  Pool& p = pool(device);
+  if (const StreamHandle kept = take_idle(p.mutex, p.streams[size_t(priority)]))
+    return {device_of(device), kept};
+  CurrentDevice current(device);
+  int least = 0, greatest = 0;
+  driver().stream_priority_range(&least, &greatest);
+  return new_stream(device, priority == SideStream::Priority::kHigh ? greatest : least);
 }
 
 void give_stream(const Stream& stream, SideStream::Priority priority) {
@@ -110,20 +118,36 @@ Stream compute_stream(int device) {
   return own.streams[size_t(device)];
 }
 
-namespace {
-
-// The calling thread's stream on card `device` for purpose `turn`, besides its compute stream.
-Stream side_stream(int device, int turn) {
+Stream copy_stream(int device, int turn) {
   thread_local std::map<std::pair<int, int>, std::unique_ptr<SideStream>> streams;
   auto& side = streams[{device, turn}];
   if (!side) side = std::make_unique<SideStream>(device);
   return side->stream();
 }
 
+namespace {
+
+/// The calling thread's streams for what it captures, by card.
+struct CaptureStreams {
+  std::map<int, Stream> streams;
+  ~CaptureStreams() {
+    for (const auto& [device, s] : streams)
+      give(pool(device).mutex, pool(device).capturing, handle_of(s));
+  }
+};
+
 }  // namespace
 
-Stream copy_stream(int device, int turn) { return side_stream(device, turn); }
-Stream capture_stream(int device) { return side_stream(device, -1); }
+Stream capture_stream(int device) {
+  thread_local CaptureStreams own_ones;
+  const auto [at, fresh] = own_ones.streams.try_emplace(device);
+  if (fresh) {
+    Pool& p = pool(device);
+    const StreamHandle kept = take_idle(p.mutex, p.capturing);
+    at->second = kept ? Stream{device_of(device), kept} : new_stream(device, 0);
+  }
+  return at->second;
+}
 
 Stream exchange_compute_stream(const Stream& stream) {
   const Stream before = compute_stream(stream.device.index);

@@ -180,7 +180,7 @@ TEST(Layers, ArgumentsByPosition) {
   EXPECT_EQ(linear({2, 3, false})->describe(),
             linear({.in = 2, .out = 3, .bias = false})->describe());
   EXPECT_EQ(Embedding(5, 3).weight.shape(), (Shape{5, 3}));
-  EXPECT_EQ(layer_norm({4})->describe(), LayerNorm(4).describe());
+  EXPECT_EQ(layer_norm(4)->describe(), LayerNorm(4).describe());
   EXPECT_EQ(RMSNorm(4).weight.shape(), Shape{4});
   EXPECT_EQ(conv2d(3, 6, 5, 2, 1)->describe(),
             conv2d({.in = 3, .out = 6, .kernel = 5, .stride = 2, .padding = 1})->describe());

@@ -141,7 +141,9 @@ TEST(Module, ParametersThatNothingDrawsAreNamed) {
 }
 
 // A call never reaches a forward that does not override Module's: register_module and sequential
-// refuse it.
+// refuse it. Compilers that warn of it are told that it is meant.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverloaded-virtual"
 struct Hiding : Module {
   Tensor forward(const Tensor& x) { return x; }
 };
@@ -158,6 +160,7 @@ struct Unmarked : Module {  // as programs for PyTorch spell it
 struct Adding : Module {
   Tensor forward(Tensor x, int times) { return x * double(times); }
 };
+#pragma GCC diagnostic pop
 static_assert(nn::detail::hides_forward<Hiding>() && nn::detail::hides_forward<ConstHiding>());
 static_assert(nn::detail::hides_forward<BelowHiding>());
 static_assert(!nn::detail::hides_forward<Overriding>() && !nn::detail::hides_forward<Unmarked>());

@@ -36,18 +36,13 @@ void* bytes_at(const void* address) {
 void* Pinned::allocate(size_t bytes) {
   const size_t size = std::bit_ceil(std::max<size_t>(bytes, 64));
   std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < freed_.size(); ++i) {
-    Freed& f = freed_[i];
-    if (f.bytes != size || !std::ranges::all_of(f.pending, [](auto& e) { return e->done(); }))
-      continue;
-    char* at = f.at;
-    freed_.erase(freed_.begin() + ptrdiff_t(i));
-    std::memset(at, 0xff, size);
-    return at;
-  }
-  char* at = static_cast<char*>(std::aligned_alloc(64, size));
+  const auto found = std::ranges::find_if(freed_, [&](const Freed& f) {
+    return f.bytes == size && std::ranges::all_of(f.pending, [](auto& e) { return e->done(); });
+  });
+  char* at = found == freed_.end() ? static_cast<char*>(std::aligned_alloc(64, size)) : found->at;
+  if (found != freed_.end()) freed_.erase(found);
   blocks_[at] = size;
-  return at;
+  return std::memset(at, 0xff, size);
 }
 
 void Pinned::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {

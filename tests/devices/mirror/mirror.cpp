@@ -16,7 +16,6 @@ namespace mirror {
 namespace {
 
 constexpr int kDevices = 2;
-
 using Clock = std::chrono::steady_clock;
 
 /// The end of what is on a stream, and when the host ran it: the device's clock.
@@ -56,32 +55,27 @@ class Mirror final : public DeviceRuntime {
   Ref<Event> record_timed(const Stream& s) override { return make_ref<TimedEvent>(s); }
   double elapsed_ms(Event& from, Event& to) override {
     from.wait(), to.wait();
-    return std::chrono::duration<double, std::milli>(static_cast<TimedEvent&>(to).at() -
-                                                     static_cast<TimedEvent&>(from).at())
-        .count();
+    const auto at = [](Event& e) { return static_cast<TimedEvent&>(e).at(); };
+    return std::chrono::duration<double, std::milli>(at(to) - at(from)).count();
   }
-  std::string why_times_mean_nothing(int) override {
-    return "mirror: kernels of the CPU, run later";
-  }
+  std::string why_times_mean_nothing(int) override { return "mirror: " + describe(0); }
   void synchronize(const Stream& s) override { mirror::synchronize(s); }
 
   bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
             const Stream& stream) override {
     if (bytes == 0) return false;
-    if (from_device.is_cpu() && pinned().owns(from)) {
-      enqueue(stream, [=, to = bytes_at(to)] { std::memcpy(to, from, bytes); });
-      return true;
-    }
-    if (from_device.is_cpu()) {  // it is read now: later, the program may have changed it
+    const void* source = from_device.is_cpu() ? from : bytes_at(from);
+    void* target = to_device.is_cpu() ? to : bytes_at(to);
+    if (from_device.is_cpu() && !pinned().owns(from)) {
+      // It is read now: later, the program may have changed it.
       const char* first = static_cast<const char*>(from);
-      enqueue(stream, [to = bytes_at(to), values = std::vector<char>(first, first + bytes)] {
-        std::memcpy(to, values.data(), values.size());
+      enqueue(stream, [target, values = std::vector<char>(first, first + bytes)] {
+        std::memcpy(target, values.data(), values.size());
       });
       return false;
     }
-    void* target = to_device.is_cpu() ? to : bytes_at(to);
-    enqueue(stream, [=, from = bytes_at(from)] { std::memcpy(target, from, bytes); });
-    return to_device.is_cpu();
+    enqueue(stream, [=] { std::memcpy(target, source, bytes); });
+    return from_device.is_cpu() || to_device.is_cpu();
   }
 
  private:
@@ -113,10 +107,9 @@ Tensor twin_of(const Tensor& t) {
     std::memcpy(number.raw(), t.raw_values(), t.nbytes());
     return number;
   }
-  return Tensor(meta,
-                make_ref<Storage>(bytes_at(t.storage()->data()), t.storage()->bytes(), kCPU,
-                                  Ref<RefCounted>()),
-                t.offset());
+  Ref<Storage> bytes = make_ref<Storage>(bytes_at(t.storage()->data()), t.storage()->bytes(), kCPU,
+                                         Ref<RefCounted>());
+  return Tensor(meta, bytes, t.offset());
 }
 std::vector<Tensor> twins_of(std::span<const Tensor> tensors) {
   std::vector<Tensor> twins;

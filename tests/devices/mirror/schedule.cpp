@@ -1,7 +1,9 @@
 #include "schedule.h"
 
+#include <algorithm>
 #include <array>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <random>
 #include <utility>
@@ -53,9 +55,7 @@ class SettingsScope {
       : old_threads_(num_threads()), deterministic_(s.deterministic) {
     if (s.threads != old_threads_) set_num_threads(s.threads);
   }
-  ~SettingsScope() {
-    if (num_threads() != old_threads_) set_num_threads(old_threads_);
-  }
+  ~SettingsScope() { set_num_threads(old_threads_); }
 
  private:
   const int old_threads_;
@@ -76,14 +76,11 @@ class Scheduler {
 
   Queue* take_queue(Device device) {
     std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < unused_.size(); ++i)
-      if (unused_[i]->device == device) {
-        Queue* q = unused_[i];
-        unused_.erase(unused_.begin() + ptrdiff_t(i));
-        return q;
-      }
-    queues_.push_back(new Queue{.device = device});
-    return queues_.back();
+    const auto at = std::ranges::find(unused_, device, &Queue::device);
+    if (at == unused_.end()) return queues_.emplace_back(new Queue{.device = device});
+    Queue* q = *at;
+    unused_.erase(at);
+    return q;
   }
   void leave_queue(Queue* q) {
     std::lock_guard lock(mutex_);
@@ -161,25 +158,23 @@ Scheduler& scheduler() {
 }
 std::atomic<bool> waits_are_lost = false;
 
-// Those of one thread on one device: for kernels, and for copies by turns.
+// Those of one thread on one device.
 struct ThreadQueues {
-  Device device;
   std::array<Queue*, 4> own = {};  // for kernels, and by turn of a copy stream
   Queue* current = nullptr;        // that kernels run on
 };
 
 struct AllThreadQueues {
-  std::vector<ThreadQueues> devices = {};
+  std::map<int, ThreadQueues> devices = {};  // by index
   ThreadQueues& of(Device device) {
-    for (ThreadQueues& t : devices)
-      if (t.device == device) return t;
-    ThreadQueues& t = devices.emplace_back(device);
+    ThreadQueues& t = devices[device.index];
+    if (t.current) return t;
     for (Queue*& q : t.own) q = scheduler().take_queue(device);
     t.current = t.own[0];
     return t;
   }
   ~AllThreadQueues() {
-    for (ThreadQueues& t : devices)
+    for (auto& [index, t] : devices)
       for (Queue* q : t.own) scheduler().leave_queue(q);
   }
 };

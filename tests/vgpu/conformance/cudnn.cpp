@@ -5,12 +5,20 @@
 namespace vgpu_test {
 namespace {
 
-TEST(CudnnObjects, VersionIs9) {
+class CudnnObjects : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = why_no_cudnn(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+class CudnnGraphs : public CudnnObjects {};
+
+TEST_F(CudnnObjects, VersionIs9) {
   EXPECT_GE(cudnn().version(), 90600u);
   EXPECT_LT(cudnn().version(), 100000u);
 }
 
-TEST(CudnnObjects, AttributesHaveTypesAndCounts) {
+TEST_F(CudnnObjects, AttributesHaveTypesAndCounts) {
   Thing t(kTensor);
   const float number = 1;
   EXPECT_EQ(t.set(kConvolutionDims, 2), Status::kBadParam) << "another descriptor's";
@@ -26,7 +34,7 @@ TEST(CudnnObjects, AttributesHaveTypesAndCounts) {
   EXPECT_NE(said[0], '\0');
 }
 
-TEST(CudnnObjects, TensorsNeedDimsStridesAndAnAlignment) {
+TEST_F(CudnnObjects, TensorsNeedDimsStridesAndAnAlignment) {
   const auto without = [](int attribute) {
     Thing t(kTensor);
     if (attribute != kTensorType) t.set_kind(kTensorType, kTypeDataType, kFloat);
@@ -51,7 +59,7 @@ TEST(CudnnObjects, TensorsNeedDimsStridesAndAnAlignment) {
   EXPECT_EQ(of({2, 3, 4, 5}, {60, 1, 15, 3}), Status::kSuccess);
 }
 
-TEST(CudnnObjects, FinalizedOnesAreReadAndNotChanged) {
+TEST_F(CudnnObjects, FinalizedOnesAreReadAndNotChanged) {
   Thing t = unfinished_tensor({1, {2, 3, 4, 5}, dense({2, 3, 4, 5})});
   int64_t values[8] = {}, count = 0;
   const auto get = [&](int attribute, int type, int64_t most) {
@@ -70,7 +78,7 @@ TEST(CudnnObjects, FinalizedOnesAreReadAndNotChanged) {
   EXPECT_EQ(get(kConvolutionDims, kTypeInt64, 1), Status::kBadParam);
 }
 
-TEST(CudnnObjects, WindowsHaveAsManyNumbersAsDimsAndNoneBelowTheLeast) {
+TEST_F(CudnnObjects, WindowsHaveAsManyNumbersAsDimsAndNoneBelowTheLeast) {
   EXPECT_EQ(window({1, 1}, {1, 1}).finish(), Status::kSuccess);
   EXPECT_EQ(window({-1, 0}, {1, 1}).finish(), Status::kBadParam);
   EXPECT_EQ(window({0, 0}, {0, 1}).finish(), Status::kBadParam);
@@ -78,7 +86,7 @@ TEST(CudnnObjects, WindowsHaveAsManyNumbersAsDimsAndNoneBelowTheLeast) {
   EXPECT_EQ(Thing(kConvolution).finish(), Status::kBadParam);
 }
 
-TEST(CudnnObjects, DevicesAreDescribedByText) {
+TEST_F(CudnnObjects, DevicesAreDescribedByText) {
   const auto described = [](const char* text) {
     Thing d(kDeviceProperties);
     EXPECT_EQ(d.set(kDeviceJson, kTypeChar, static_cast<int64_t>(std::strlen(text)), text),
@@ -90,7 +98,7 @@ TEST(CudnnObjects, DevicesAreDescribedByText) {
   EXPECT_EQ(described(kDevice), Status::kSuccess);
 }
 
-TEST(CudnnObjects, RequiredOnesAreAskedFor) {
+TEST_F(CudnnObjects, RequiredOnesAreAskedFor) {
   EXPECT_EQ(Thing(kOperationGraph).finish(), Status::kBadParam);
   EXPECT_EQ(Thing(kHeuristics).finish(), Status::kBadParam);
   EXPECT_EQ(Thing(kEngine).finish(), Status::kNullPointer);
@@ -122,7 +130,7 @@ struct Conv {
   }
 };
 
-TEST(CudnnGraphs, ConvolutionsWhoseExtentsDoNotFitAreRefused) {
+TEST_F(CudnnGraphs, ConvolutionsWhoseExtentsDoNotFitAreRefused) {
   EXPECT_EQ(Conv{}.finish(), Status::kSuccess);
   Conv places, channels;
   places.y = {3, {2, 16, 5, 6}, last({2, 16, 5, 6}), kBFloat16};
@@ -130,31 +138,31 @@ TEST(CudnnGraphs, ConvolutionsWhoseExtentsDoNotFitAreRefused) {
   channels.w = {2, {16, 3, 3, 3}, last({16, 3, 3, 3}), kBFloat16};
   EXPECT_EQ(channels.finish(), Status::kBadParam);
 }
-TEST(CudnnGraphs, ConvolutionsOfEachTypeHaveEngines) {
+TEST_F(CudnnGraphs, ConvolutionsOfEachTypeHaveEngines) {
   for (int type : {kFloat, kHalf, kBFloat16}) {
     Conv c;
     c.x.type = c.w.type = c.y.type = type;
     EXPECT_GT(c.compiling(), 0) << type;
   }
 }
-TEST(CudnnGraphs, GroupsAreReadFromChannels) {
+TEST_F(CudnnGraphs, GroupsAreReadFromChannels) {
   Conv c;
   c.w = {2, {16, 4, 3, 3}, last({16, 4, 3, 3}), kBFloat16};
   EXPECT_GT(c.compiling(), 0);
 }
-TEST(CudnnGraphs, MixedTypesHaveNoEngine) {
+TEST_F(CudnnGraphs, MixedTypesHaveNoEngine) {
   Conv c;
   c.w.type = kFloat;
   EXPECT_EQ(c.compiling(), 0);
 }
-TEST(CudnnGraphs, OperandsMayBeAlignedToTheirElements) {
+TEST_F(CudnnGraphs, OperandsMayBeAlignedToTheirElements) {
   Conv c;
   c.x.alignment = c.w.alignment = c.y.alignment = 2;
   EXPECT_GT(c.compiling(), 0);
 }
 // What goes into a convolution has its type: f32 between a relu and a bf16 convolution has no
 // engine.
-TEST(CudnnGraphs, InnerOperandsOfAConvolutionHaveItsType) {
+TEST_F(CudnnGraphs, InnerOperandsOfAConvolutionHaveItsType) {
   const Thing d = device();
   for (int inner : {kBFloat16, kFloat}) {
     Thing window_ = window({1, 1}, {1, 1});
@@ -172,14 +180,14 @@ TEST(CudnnGraphs, InnerOperandsOfAConvolutionHaveItsType) {
     EXPECT_EQ(compiling(graph, d) > 0, inner == kBFloat16);
   }
 }
-TEST(CudnnGraphs, OperationsTakeAsManyOperandsAsTheyHave) {
+TEST_F(CudnnGraphs, OperationsTakeAsManyOperandsAsTheyHave) {
   const Thing x = tensor({1, kX, last(kX)}), y = tensor({2, kX, last(kX)});
   const Thing add = pointwise_kind(kAdd), select = pointwise_kind(kSelect);
   EXPECT_EQ(unfinished_pointwise(add, x, nullptr, y).finish(), Status::kBadParam);
   EXPECT_EQ(unfinished_pointwise(add, x, &x, y).finish(), Status::kSuccess);
   EXPECT_EQ(unfinished_pointwise(select, x, &x, y).finish(), Status::kBadParam);
 }
-TEST(CudnnGraphs, EnginesAreFoundAgainByIndexAndKnobs) {
+TEST_F(CudnnGraphs, EnginesAreFoundAgainByIndexAndKnobs) {
   const Thing d = device();
   Thing window_ = window({1, 1}, {1, 1});
   window_.finish();
@@ -236,12 +244,15 @@ class CudnnOnDevice : public OnDevice {
  protected:
   void SetUp() override {
     OnDevice::SetUp();
+    if (const std::string why = why_no_cudnn(); !why.empty()) GTEST_SKIP() << why;
     ASSERT_EQ(cudnn().create(&handle), Status::kSuccess);
     ASSERT_EQ(cudnn().set_stream(handle, stream), Status::kSuccess);
   }
   void TearDown() override {
     OnDevice::TearDown();
-    EXPECT_EQ(cudnn().destroy(handle), Status::kSuccess);
+    if (handle) {
+      EXPECT_EQ(cudnn().destroy(handle), Status::kSuccess);
+    }
   }
   Handle handle = nullptr;
 };

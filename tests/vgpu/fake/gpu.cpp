@@ -145,17 +145,31 @@ void Gpu::add(const OpRef& op) {
   changed_.notify_all();
 }
 
-OpRef Gpu::submit(StreamState& s, OpKind kind, std::string name, std::function<void()> run,
-                  std::vector<Op::HostBuffer> host_buffers) {
+static OpRef next_of(StreamState& s, OpKind kind, std::string name) {
   auto op = std::make_shared<Op>();
-  op->kind = kind, op->name = std::move(name), op->run = std::move(run);
+  op->kind = kind, op->name = std::move(name);
   op->device = s.device, op->lane = s.lane, op->capture = s.capture;
-  op->host_buffers = std::move(host_buffers);
   if (s.last) op->after.push_back(s.last);
   for (OpRef& w : s.waits) op->after.push_back(std::move(w));
   s.waits.clear();
   s.last = op;
+  return op;
+}
+
+OpRef Gpu::submit(StreamState& s, OpKind kind, std::string name, std::function<void()> run,
+                  std::vector<Op::HostBuffer> host_buffers) {
+  OpRef op = next_of(s, kind, std::move(name));
+  op->run = std::move(run), op->host_buffers = std::move(host_buffers);
   if (s.capture) return op;  // the caller adds it to its capture
+  op->clock = host_;
+  add(op);
+  return op;
+}
+
+OpRef Gpu::submit_polled(StreamState& s, std::string name, std::function<bool()> poll,
+                         std::function<uint64_t()> news) {
+  OpRef op = next_of(s, OpKind::kKernel, std::move(name));
+  op->poll = std::move(poll), op->news = std::move(news);
   op->clock = host_;
   add(op);
   return op;
@@ -178,39 +192,46 @@ void Gpu::hurry() {
   changed_.notify_all();
 }
 
-// Any of those that may run now; the first of them where all run at once.
+// Any of those that may run now; the first of them where all run at once. Those that wait for other
+// devices get their chance and are passed over.
 bool Gpu::run_one(Hosts hosts) {
   std::vector<OpRef> ready;
   for (const OpRef& op : pending_)
     if (op->state == Op::kPending && (hosts == Hosts::kToo || op->kind != OpKind::kHost) &&
         std::ranges::all_of(op->after, [](const OpRef& a) { return a->done(); })) {
       ready.push_back(op);
-      if (settings.order == Settings::kEager) break;
+      if (settings.order == Settings::kEager && !op->poll) break;
     }
   if (ready.empty()) return false;
-  run_op(ready[random_() % ready.size()]);
-  return true;
+  const size_t first = settings.order == Settings::kEager ? 0 : random_() % ready.size();
+  for (size_t i = 0; i < ready.size(); ++i)
+    if (run_op(ready[(first + i) % ready.size()])) return true;
+  return false;
 }
 
 bool Gpu::fails_on_request(const Op& op) {
   return !settings.fail_op.empty() && op.name == settings.fail_op && --requested_left_ == 0;
 }
 
-void Gpu::execute(const OpRef& op) {
+bool Gpu::execute(const OpRef& op) {
   use_signal_stack();
+  bool done = true;
   running_ = op, executes = true;
   memory.open();
   if (shadow) shadow->begin(*op);
   try {
-    if (fails_on_request(*op))
+    if (!op->begun && fails_on_request(*op))
       throw OpError(Result{settings.fail_error}, op->name + ": fails, as VGPU_FAIL asks");
     if (!op->refused.empty()) throw OpError(Result::kIllegalAddress, op->refused);
-    op->run();
+    if (op->poll)
+      done = op->poll();
+    else
+      op->run();
   } catch (const OpError& e) {
     fail(op->device, e.result, e.what());
   }
   const auto count = [&](Counters& c) {
-    ++c.runs;
+    c.runs += done;
     if (shadow) c.bytes_read += shadow->bytes_read, c.bytes_written += shadow->bytes_written;
   };
   count(counters[op->name]);
@@ -218,6 +239,7 @@ void Gpu::execute(const OpRef& op) {
   if (shadow) shadow->end();
   memory.close();
   running_ = nullptr, executes = false;
+  return done;
 }
 
 void Gpu::run_host_function(const OpRef& op) {
@@ -230,24 +252,51 @@ void Gpu::run_host_function(const OpRef& op) {
   memory.resume(depth);
 }
 
-void Gpu::run_op(const OpRef& op) {
+bool Gpu::run_op(const OpRef& op) {
   const OpRef keep = op;
+  if (keep->news && devices[static_cast<size_t>(keep->device)].error == Result::kSuccess) {
+    const uint64_t news = keep->news();
+    if (keep->begun && news == keep->seen) return false;
+    keep->seen = news;
+  }
   keep->state = Op::kRunning;
-  if (settings.trace)
+  if (settings.trace && !keep->begun)
     std::fprintf(stderr, "vgpu: device %d, lane %u, op %u: %s\n", keep->device, keep->lane,
                  keep->number, keep->name.c_str());
-  if (keep->run && devices[static_cast<size_t>(keep->device)].error == Result::kSuccess) {
+  if ((keep->run || keep->poll) &&
+      devices[static_cast<size_t>(keep->device)].error == Result::kSuccess) {
     if (keep->kind == OpKind::kHost)
       run_host_function(keep);
-    else
-      execute(keep);
+    else if (!execute(keep)) {
+      keep->begun = true, keep->state = Op::kPending;
+      return false;
+    }
   }
   keep->state = Op::kDone;
   keep->finished = std::chrono::steady_clock::now();
-  keep->after.clear(), keep->run = nullptr, keep->call = nullptr;
+  keep->after.clear(), keep->run = nullptr, keep->poll = nullptr, keep->news = nullptr,
+                       keep->call = nullptr;
   std::erase(pending_, keep);
   ++activity_;
   changed_.notify_all();
+  return true;
+}
+
+// The mutex is free meanwhile: other ranks may be threads of this process.
+void Gpu::await_peers() {
+  if (run_one(Hosts::kNot)) return;
+  hurry();
+  without_lock([&](auto& lock) { changed_.wait_for(lock, std::chrono::microseconds(500)); });
+}
+
+// Memory is not open for a thread that waits: another one may close it meanwhile.
+template <class Wait>
+void Gpu::without_lock(Wait wait) {
+  const int depth = memory.suspend();
+  std::unique_lock lock(mutex, std::adopt_lock);
+  wait(lock);
+  lock.release();
+  memory.resume(depth);
 }
 
 // No more than it needs, but what the seed throws in.
@@ -257,11 +306,8 @@ void Gpu::finish(const OpRef& op) {
   std::vector<OpRef> path{op};
   while (!path.empty()) {
     const OpRef next = path.back();
-    if (next->state == Op::kRunning) {  // by another thread: a function of the host
-      std::unique_lock lock(mutex, std::adopt_lock);
-      changed_.wait(lock, [&] { return next->done(); });
-      lock.release();
-    }
+    if (next->state == Op::kRunning)  // by another thread: a function of the host
+      without_lock([&](auto& lock) { changed_.wait(lock, [&] { return next->done(); }); });
     if (next->done()) {
       path.pop_back();
       continue;
@@ -273,10 +319,8 @@ void Gpu::finish(const OpRef& op) {
     }
     path.pop_back();
     run_some();
-    if (next->state == Op::kPending)
-      run_op(next);
-    else if (!next->done())
-      path.push_back(next);
+    if (next->state == Op::kPending && !run_op(next)) await_peers();
+    if (!next->done()) path.push_back(next);
   }
   memory.close();
 }
@@ -312,19 +356,32 @@ void Gpu::drain() {
   while (!pending_.empty()) finish(OpRef(pending_.front()));
 }
 
+// Waits until somebody is in a hurry, or nothing has been submitted and nothing has run for a
+// while; what has begun goes on meanwhile, as it does on a device.
+void Gpu::wait_until_idle(std::unique_lock<std::mutex>& lock) {
+  const std::chrono::milliseconds limit(settings.progress_ms);
+  uint64_t seen = activity_;
+  for (auto since = std::chrono::steady_clock::now();
+       !hurry_ && std::chrono::steady_clock::now() - since < limit;) {
+    std::vector<OpRef> begun;
+    for (const OpRef& op : pending_)
+      if (op->begun && op->state == Op::kPending) begun.push_back(op);
+    for (const OpRef& op : begun) run_op(op);
+    if (seen != activity_) seen = activity_, since = std::chrono::steady_clock::now();
+    changed_.wait_for(lock, begun.empty() ? limit : std::chrono::milliseconds(1),
+                      [&] { return hurry_ || seen != activity_; });
+  }
+}
+
 // A device works while the host does something else. Late is late, not never: ranks whose hosts
 // wait for each other by other means would never meet.
 void Gpu::progress() {
   std::unique_lock lock(mutex);
   for (;;) {
     changed_.wait(lock, [this] { return !pending_.empty(); });
-    const uint64_t seen = activity_;
-    if (!hurry_)
-      changed_.wait_for(lock, std::chrono::milliseconds(settings.progress_ms),
-                        [this] { return hurry_; });
-    bool idle = hurry_ || seen == activity_;
+    wait_until_idle(lock);
     hurry_ = false;
-    while (idle && run_one(Hosts::kToo)) {  // until somebody else does something
+    for (bool idle = true; idle && run_one(Hosts::kToo);) {  // until somebody else does something
       const uint64_t mine = activity_;
       lock.unlock();
       std::this_thread::yield();

@@ -81,6 +81,9 @@ class Gpu {
   /// calls says run_some() when the op is complete.
   OpRef submit(StreamState& stream, OpKind kind, std::string name, std::function<void()> run,
                std::vector<Op::HostBuffer> host_buffers = {});
+  /// An op that waits for other devices (Op::poll), on a stream that is not captured.
+  OpRef submit_polled(StreamState& stream, std::string name, std::function<bool()> poll,
+                      std::function<uint64_t()> news);
   /// An op whose `after`, lane and device are set.
   void add(const OpRef& op);
   /// By the seed: nothing, or some of what may run now.
@@ -104,10 +107,16 @@ class Gpu {
   /// they are left to the thread of progress() where the caller does not wait.
   bool run_one(Hosts hosts);
   void hurry();
-  void run_op(const OpRef& op);
+  /// False: it waits for other devices, and is to be run again.
+  bool run_op(const OpRef& op);
   void run_host_function(const OpRef& op);
   void finish(const OpRef& op);
-  void execute(const OpRef& op);
+  bool execute(const OpRef& op);
+  /// Lets others work, where an op that the host waits for waits for them.
+  void await_peers();
+  template <class Wait>
+  void without_lock(Wait wait);
+  void wait_until_idle(std::unique_lock<std::mutex>& lock);
   bool fails_on_request(const Op& op);
   void progress();
 

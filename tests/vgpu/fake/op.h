@@ -41,6 +41,13 @@ struct Op {
   std::string name;
   int device = 0;
   std::function<void()> run;
+  // Instead of `run`: called until it returns true. Other ops run between its calls, as an op that
+  // waits for another device must not hold up those of this one.
+  std::function<bool()> poll;
+  // Grows with what `poll` waits for: calls in vain are left out, as each opens device memory.
+  std::function<uint64_t()> news;
+  uint64_t seen = 0;   // of `news`, at the latest call
+  bool begun = false;  // `poll` was called
   std::vector<std::shared_ptr<Op>> after;
   Clock clock;  // all that happens before it, itself included
   uint32_t lane = 0, number = 0;

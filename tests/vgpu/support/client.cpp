@@ -21,6 +21,17 @@ void PrintTo(NvrtcResult result, std::ostream* out) {
   *out << "nvrtcResult " << static_cast<int>(result);
 }
 
+namespace blas {
+void PrintTo(Status status, std::ostream* out) {
+#define STATUS(ours, vendor, value) \
+  if (status == Status::ours) {     \
+    *out << #vendor;                \
+    return;                         \
+  }
+#include "core/backend/cuda/cublaslt_constants.def"
+  *out << "cublasStatus_t " << static_cast<int>(status);
+}
+}  // namespace blas
 namespace dnn {
 void PrintTo(Status status, std::ostream* out) {
 #define STATUS(ours, vendor, value) \
@@ -34,10 +45,18 @@ void PrintTo(Status status, std::ostream* out) {
 }  // namespace dnn
 
 }  // namespace tessera::cuda
+namespace tessera::nccl {
+void PrintTo(Result result, std::ostream* out) {
+  *out << "ncclResult " << static_cast<int>(result);
+}
+}  // namespace tessera::nccl
 
 namespace vgpu_test {
 
 namespace {
+
+constexpr const char* kCublasLt = "libcublasLt.so.13";
+constexpr const char* kCudnn = "libcudnn.so.9";
 
 void* open_library(const char* name) {
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -80,7 +99,7 @@ const Nvrtc& nvrtc() {
 const Cudnn& cudnn() {
   static const Cudnn all = [] {
     Cudnn d;
-    void* library = open_library("libcudnn.so.9");
+    void* library = open_library(kCudnn);
 #define FUNCTION(member, symbol, parameters) find(library, #symbol, d.member);
 #include "core/backend/cuda/cudnn_functions.def"
 #undef FUNCTION
@@ -89,6 +108,39 @@ const Cudnn& cudnn() {
     return d;
   }();
   return all;
+}
+const CublasLt& cublaslt() {
+  static const CublasLt all = [] {
+    CublasLt l;
+    void* library = open_library(kCublasLt);
+#define FUNCTION(member, symbol, parameters) find(library, #symbol, l.member);
+#include "core/backend/cuda/cublaslt_functions.def"
+#undef FUNCTION
+    find(library, "cublasLtGetVersion", l.version);
+    return l;
+  }();
+  return all;
+}
+std::string why_no(const char* soname) {
+  if (dlopen(soname, RTLD_NOW | RTLD_LOCAL)) return "";
+  const std::string why = dlerror();
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return driver && dlsym(driver, "vgpu_emulation") ? "" : why;
+}
+std::string why_no_cublaslt() { return why_no(kCublasLt); }
+std::string why_no_cudnn() { return why_no(kCudnn); }
+const tessera::nccl::Functions& nccl() {
+  static const tessera::nccl::Functions functions = [] {
+    tessera::nccl::Functions f;
+    void* library = open_library("libnccl.so.2");
+#define FUNCTION(member, symbol, parameters) find(library, #symbol, f.member);
+#include "collectives/nccl/functions.def"
+#include "collectives/nccl/optional_functions.def"
+#undef FUNCTION
+    find(library, "ncclGetErrorString", f.error_string);
+    return f;
+  }();
+  return functions;
 }
 void* virtual_symbol(const char* name) { return dlsym(driver_library(), name); }
 

@@ -1,6 +1,6 @@
-// How the tests of the virtual GPU use a driver, an NVRTC and a cuDNN: those that the loader finds,
-// real or virtual, by the tables of core/backend/cuda and by nothing else. Invariant: nothing here
-// knows which of them it is.
+// How the tests of the virtual GPU use a driver, an NVRTC, a cuBLASLt and a cuDNN: those that the
+// loader finds, real or virtual, by the tables of core/backend/cuda and by nothing else. Invariant:
+// nothing here knows which of them it is.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -8,16 +8,31 @@
 #include <string>
 #include <vector>
 
+#include "collectives/nccl/api.h"
+#include "core/backend/cuda/cublaslt_api.h"
 #include "core/backend/cuda/cudnn_api.h"
 #include "core/backend/cuda/driver_api.h"
 
 namespace tessera::cuda {
 void PrintTo(Result result, std::ostream* out);
 void PrintTo(NvrtcResult result, std::ostream* out);
+namespace blas {
+void PrintTo(Status status, std::ostream* out);
+}
 namespace dnn {
 void PrintTo(Status status, std::ostream* out);
 }
 }  // namespace tessera::cuda
+namespace tessera::nccl {
+struct Functions {
+#define FUNCTION(member, symbol, parameters) Result(*member) parameters;
+#include "collectives/nccl/functions.def"
+#include "collectives/nccl/optional_functions.def"
+#undef FUNCTION
+  const char* (*error_string)(Result);
+};
+void PrintTo(Result result, std::ostream* out);
+}  // namespace tessera::nccl
 
 namespace vgpu_test {
 
@@ -33,6 +48,12 @@ struct Nvrtc {
 #include "core/backend/cuda/nvrtc_functions.def"
 #undef FUNCTION
 };
+struct CublasLt {
+#define FUNCTION(member, symbol, parameters) blas::Status(*member) parameters;
+#include "core/backend/cuda/cublaslt_functions.def"
+#undef FUNCTION
+  blas::VersionFunction* version;
+};
 struct Cudnn {
 #define FUNCTION(member, symbol, parameters) dnn::Status(*member) parameters;
 #include "core/backend/cuda/cudnn_functions.def"
@@ -43,7 +64,13 @@ struct Cudnn {
 /// Loaded by the first call; throws with the loader's words.
 const Driver& cuda();
 const Nvrtc& nvrtc();
+const CublasLt& cublaslt();
 const Cudnn& cudnn();
+/// Why statements about the library cannot be asked, or "": a machine with a card may lack it, the
+/// virtual GPU may not.
+std::string why_no_cublaslt();
+std::string why_no_cudnn();
+const tessera::nccl::Functions& nccl();
 /// A function that only the virtual driver has.
 void* virtual_symbol(const char* name);
 

@@ -13,9 +13,16 @@ namespace {
 constexpr AttentionShape kSingle[] = {{64, 64}, {128, 64}, {128, 32}};
 constexpr AttentionShape kDouble[] = {{64, 32}, {128, 32}, {128, 16}};
 
+constexpr AttentionShape kUnits[] = {{64, 64, true}, {128, 32, true}};
+constexpr int kUnitRows = 64;
+
 // Tiles of heads and of weights that an entry keeps in shared memory.
 int64_t shared_bytes(AttentionEntry entry, DType dtype, AttentionShape s) {
   if (entry == AttentionEntry::kDelta) return 0;
+  if (s.units) {
+    const int64_t own = entry == AttentionEntry::kForward ? 1 : 2, stages = 2;
+    return 2 * (s.head + 8) * (own * kUnitRows + stages * 2 * s.tile);
+  }
   const int64_t heads = entry == AttentionEntry::kForward ? 3 : 4;
   const int64_t weights = entry == AttentionEntry::kKeys ? 2 : 1;
   return s.tile * (dtype == kF64 ? 8 : 4) * (heads * (s.head + 1) + weights * (s.tile + 1));
@@ -24,7 +31,8 @@ int64_t shared_bytes(AttentionEntry entry, DType dtype, AttentionShape s) {
 }  // namespace
 
 std::span<const AttentionShape> attention_shapes(DType dtype) {
-  return dtype == kF64 ? std::span<const AttentionShape>(kDouble) : kSingle;
+  if (dtype == kF64) return kDouble;
+  return dtype == kF32 ? std::span<const AttentionShape>(kSingle) : kUnits;
 }
 
 std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t bytes) {
@@ -34,9 +42,11 @@ std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t
   return std::nullopt;
 }
 
+const char* attention_family(AttentionShape s) { return s.units ? "attention_units" : "attention"; }
+
 Instance attention_instance(DType dtype, AttentionShape s) {
   return {
-      fmt::format("attention_{}_{}x{}", name_of(dtype), s.head, s.tile),
+      fmt::format("{}_{}_{}x{}", attention_family(s), name_of(dtype), s.head, s.tile),
       {{"T", std::string(element_type(name_of(dtype)))},
        {"HEAD", std::to_string(s.head)},
        {"TILE", std::to_string(s.tile)},
@@ -46,9 +56,9 @@ Instance attention_instance(DType dtype, AttentionShape s) {
 
 Geometry attention_geometry(AttentionEntry entry, DType dtype, AttentionShape shape,
                             int64_t batch_heads, int64_t positions) {
-  const int64_t tile = entry == AttentionEntry::kDelta ? 8 : shape.tile;
+  const int64_t tile = entry == AttentionEntry::kDelta ? 8 : shape.units ? kUnitRows : shape.tile;
   Geometry g = cover(batch_heads * ((positions + tile - 1) / tile), 1);
-  g.block[0] = 256;
+  g.block[0] = shape.units && entry != AttentionEntry::kDelta ? 128 : 256;
   g.shared_bytes = unsigned(shared_bytes(entry, dtype, shape));
   return g;
 }

@@ -1,7 +1,7 @@
 // Attention without the matrix of weights in memory, forward and backward, tile by tile (Dao et al.
 // 2022, "FlashAttention"): a block holds a tile of queries (or keys, for their gradients) and walks
 // over tiles of the other. Operands go through shared memory in the compute type, heads of up to
-// HEAD elements. After math.h and device.h. Invariant: each result has one owner that sums in the
+// HEAD elements. After attention_tiles.h. Invariant: each result has one owner that sums in the
 // order of positions, so gradients have the same bits every time.
 namespace tessera::device {
 
@@ -24,21 +24,6 @@ struct Tiles {
   }
 };
 
-/// What a block has: the head, counted over the batch, and its first position of `positions`. All
-/// tiles of a head are neighbours along x, since a grid has few blocks along y.
-struct AttentionTile {
-  unsigned head;
-  int first;
-};
-TESSERA_FN AttentionTile tile_of(int positions, int tile) {
-  const unsigned tiles = unsigned((positions - 1) / tile + 1);
-  return {blockIdx.x / tiles, int(blockIdx.x % tiles) * tile};
-}
-/// The rows of a head in an operand.
-template <class T>
-TESSERA_FN T* rows_of(const AttentionCall& c, const AttentionOperand& o, unsigned head) {
-  return static_cast<T*>(o.data) + long(head / c.heads) * o.batch + long(head % c.heads) * o.head;
-}
 /// kTile rows of a head in shared memory, as zeros beyond its extents.
 template <class T, int kHead, int kTile, class Heads>
 TESSERA_FN void fetch(Heads* to, const AttentionCall& c, const AttentionOperand& o, unsigned head,
@@ -107,10 +92,6 @@ TESSERA_FN C side_join(C x) {
     x = Op::join(x, __shfl_xor_sync(kAllLanes, x, lanes));
   return x;
 }
-TESSERA_FN bool attends(const AttentionCall& c, int query, int key) {
-  return query < c.queries && key < c.keys && (!c.causal || key <= query);
-}
-
 template <class T, int kHead, int kTile>
 TESSERA_FN void attention_forward(const AttentionCall& c) {
   using C = Compute<T>;
@@ -170,22 +151,6 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
       static_cast<C*>(c.lse)[long(tile.head) * c.queries + query] = top[i] + fn::log(total[i]);
   }
   put<T>(out, c, c.out, tile, c.queries, c.value_width);
-}
-
-/// delta [batch heads, queries] = sum over a row of g out; a warp for each row.
-template <class T>
-TESSERA_FN void attention_delta(const AttentionCall& c) {
-  using C = Compute<T>;
-  const AttentionTile tile = tile_of(c.queries, kAttentionThreads / int(kWarp));
-  const int query = tile.first + int(threadIdx.x / kWarp);
-  if (query >= c.queries) return;
-  const T* g = rows_of<T>(c, c.g, tile.head) + query * c.g.row;
-  const T* out = rows_of<T>(c, c.out, tile.head) + query * c.out.row;
-  C sum = C(0);
-  for (int l = int(threadIdx.x % kWarp); l < c.value_width; l += int(kWarp))
-    sum += widen(g[l]) * widen(out[l]);
-  sum = warp_join<Sum>(sum);
-  if (threadIdx.x % kWarp == 0) static_cast<C*>(c.delta)[long(tile.head) * c.queries + query] = sum;
 }
 
 /// Weights p and their gradients ds of a tile of queries and one of keys, of which `a` and `b` are

@@ -1,5 +1,5 @@
-// The host's side of attention.cu: instances and geometry. Heads wider than the widest instance are
-// for the op's decomposition.
+// The host's side of attention.cu and attention_units.cu: instances and geometry. Heads wider than
+// the widest instance are for the op's decomposition.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -11,9 +11,11 @@
 
 namespace tessera::cuda {
 
-/// What an instance holds: heads of up to `head` elements, `tile` positions at a time.
+/// What an instance holds: heads of up to `head` elements, `tile` positions at a time. `units`: the
+/// matrix units multiply, for 16-bit floats.
 struct AttentionShape {
   int head, tile;
+  bool units = false;
 };
 /// The instances of a dtype, the fastest first.
 std::span<const AttentionShape> attention_shapes(DType dtype);
@@ -21,6 +23,8 @@ std::span<const AttentionShape> attention_shapes(DType dtype);
 /// the card has for a block; none where no instance does.
 std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t shared_bytes);
 
+/// "attention" or "attention_units".
+const char* attention_family(AttentionShape shape);
 /// Entries forward, delta, queries and keys.
 Instance attention_instance(DType dtype, AttentionShape shape);
 

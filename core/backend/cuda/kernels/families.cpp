@@ -110,10 +110,11 @@ std::vector<Instance> random_instances() {
   return all;
 }
 
-std::vector<Instance> attention_instances() {
+std::vector<Instance> attention_instances(bool units) {
   std::vector<Instance> all;
   for (DType t : kFloats)
-    for (AttentionShape s : attention_shapes(t)) all.push_back(attention_instance(t, s));
+    for (AttentionShape s : attention_shapes(t))
+      if (s.units == units) all.push_back(attention_instance(t, s));
   return all;
 }
 
@@ -154,7 +155,8 @@ std::vector<KernelText> all_kernel_texts() {
   add(texts, "arange", of_dtypes(arange_instance, kAllDTypes), 8);
   add(texts, "update", of_dtypes(update_instance, {kF32, kF64}), 2);
   for (DType t : kAllDTypes) add(texts, "matmul", matmul_instances(t), 2);
-  add(texts, "attention", attention_instances(), 1);
+  add(texts, "attention", attention_instances(false), 1);
+  add(texts, "attention_units", attention_instances(true), 1);
   add(texts, "scan", scan_instances(), 8);
   add(texts, "pool", of_dtypes(pool_instance, {kF16, kBF16, kF32, kF64, kU8}), 5);
   add(texts, "batch_norm", of_dtypes(batch_norm_instance, kFloats), 4);

@@ -269,7 +269,11 @@ struct AttentionCall {
   void *lse, *delta;
   double scale;
   int heads, queries, keys, width, value_width, causal;
+  unsigned packs;  // which operands the matrix units' kernels read and write in packs
 };
+/// Bits of AttentionCall::packs: rows begin at multiples of 16 bytes and are some packs long.
+inline constexpr unsigned kPacksQ = 1, kPacksK = 2, kPacksV = 4, kPacksG = 8, kPacksOut = 16,
+                          kPacksDq = 32, kPacksDk = 64, kPacksDv = 128;
 
 // ---- scan.cu ----
 

@@ -37,6 +37,17 @@ AttentionOperand operand(const Tensor& t) {
   return {t.device_data(), t.strides()[0], t.strides()[1], t.strides()[2]};
 }
 
+// `bit` where kernels may read and write rows of `t` in packs of 8 elements.
+unsigned packs_of(const Tensor& t, unsigned bit) {
+  constexpr int64_t kPack = 8;
+  const auto& s = t.strides();
+  const bool aligned = reinterpret_cast<uintptr_t>(t.device_data()) % 16 == 0;
+  return aligned && t.size(3) % kPack == 0 && s[0] % kPack == 0 && s[1] % kPack == 0 &&
+                 s[2] % kPack == 0
+             ? bit
+             : 0;
+}
+
 AttentionCall call_for(const Primitive& prim, const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto& a = attributes_of<AttentionAttributes>(prim);
   constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // positions are counted by tiles
@@ -48,6 +59,7 @@ AttentionCall call_for(const Primitive& prim, const Tensor& q, const Tensor& k, 
   c.scale = a.scale, c.causal = a.causal;
   c.heads = int(q.size(1)), c.queries = int(q.size(2)), c.keys = int(k.size(2));
   c.width = int(q.size(3)), c.value_width = int(v.size(3));
+  c.packs = packs_of(q, kPacksQ) | packs_of(k, kPacksK) | packs_of(v, kPacksV);
   return c;
 }
 
@@ -59,8 +71,18 @@ void launch_attention(const char* entry, AttentionEntry kind, DType t, Attention
          attention_geometry(kind, t, shape, q.size(0) * q.size(1), positions), stream, c);
 }
 
-void plan_forward(const Primitive&, In, std::span<Meta>, Plan& plan) { plan.dense_in = 7; }
-void plan_backward(const Primitive&, In, std::span<Meta>, Plan& plan) { plan.dense_in = 63; }
+// Heads that no instance holds are computed by other ops.
+bool decomposes(const Tensor& q, const Tensor& v) {
+  return !attention_shape(q.dtype(), std::max(q.size(3), v.size(3)),
+                          properties(q.device().index).shared_bytes_per_block);
+}
+
+void plan_forward(const Primitive&, In in, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 7, plan.uncapturable = decomposes(in[0], in[2]);
+}
+void plan_backward(const Primitive&, In in, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 63, plan.uncapturable = decomposes(in[1], in[3]);
+}
 
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[0], &k = in[1], &v = in[2];
@@ -70,6 +92,7 @@ void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&
   if (!shape) return run_decomposed(prim, in, out, stream);
   AttentionCall c = call_for(prim, q, k, v);
   c.out = operand(out[0]), c.lse = out[1].device_data();
+  c.packs |= packs_of(out[0], kPacksOut);
   launch_attention("forward", AttentionEntry::kForward, q.dtype(), *shape, q.size(2), q, stream, c);
 }
 
@@ -88,6 +111,8 @@ void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream
   c.g = operand(in[0]), c.out = operand(in[4]), c.lse = lse.device_data();
   c.dq = operand(out[0]), c.dk = operand(out[1]), c.dv = operand(out[2]);
   c.delta = delta.device_data();
+  c.packs |= packs_of(in[0], kPacksG) | packs_of(out[0], kPacksDq) | packs_of(out[1], kPacksDk) |
+             packs_of(out[2], kPacksDv);
   const DType t = q.dtype();
   launch_attention("delta", AttentionEntry::kDelta, t, *shape, q.size(2), q, stream, c);
   launch_attention("queries", AttentionEntry::kQueries, t, *shape, q.size(2), q, stream, c);

@@ -1,9 +1,11 @@
 // Contractions: letters are sorted into batch, m, n and k, neighbours that lie densely behind each
 // other are merged, and what remains is a batch of products of strided matrices. Operands are
-// copied only where several summed letters cannot be walked as one.
+// copied only where several summed letters cannot be walked as one. cuBLASLt computes it where it
+// is found and can (products.h), else our own kernels do.
 #include "core/backend/cuda/kernels/matmul.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
+#include "core/backend/cuda/ops/products.h"
 #include "core/backend/cuda/ops/reduce.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
@@ -91,18 +93,19 @@ Tensor with_summed_last(const Tensor& t, std::string& word, const std::string& s
   return copy;
 }
 
-void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
-                  Workspace, const Stream& stream) {
-  ContractAttributes s = attributes_of<ContractAttributes>(prim);
-  Tensor a = in[0], b = in[1];
-  Nest nest = make_nest(s, a, b, out[0]);
+// out = a b; whether `bias`, where there is one, was added.
+bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const void* bias,
+              const Stream& stream) {
+  if (out.numel() == 0) return true;
+  Nest nest = make_nest(s, a, b, out);
   if (nest.k.size() > 1) {
     std::string summed;
     for (char l : s.a)
       if (!has(s.out, l)) summed += l;
     a = with_summed_last(a, s.a, summed, stream), b = with_summed_last(b, s.b, summed, stream);
-    nest = make_nest(s, a, b, out[0]);
+    nest = make_nest(s, a, b, out);
   }
+  const bool one_row = nest.n.size() <= 1;  // else a row is not the last dim, which the bias has
   const Loop m = keep_one(nest.m, nest.batch), n = keep_one(nest.n, nest.batch);
   const bool nothing_summed = a.numel() == 0 || b.numel() == 0;
   const Loop k = nest.k.empty() ? Loop{} : nest.k[0];
@@ -114,17 +117,26 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
   const int64_t summed = nothing_summed ? 0 : k.extent;
   const Matrices left{a.device_data(), m.a, k.a, list(in_a)},
       right{b.device_data(), k.b, n.b, list(in_b)};
-  auto multiply = [&](const Matrices& c, const MatmulSum& sum) {
+  const auto by_library = [&](const void* added) {
+    return library_product(t, list(extents), m.extent, n.extent, summed,
+                           {out.device_data(), m.c, n.c, list(in_c)}, left, right, stream, added);
+  };
+  if (!s.leaves) {  // a sum in the order of leaves is our own kernel's alone
+    if (one_row && by_library(bias)) return true;
+    if (!(one_row && !bias) && by_library(nullptr)) return false;
+  }
+  auto by_kernels = [&](const Matrices& c, const MatmulSum& sum) {
     for (const MatmulLaunch& l :
          matmul_launches(t, list(extents), m.extent, n.extent, summed, c, left, right, sum))
       launch(l.instance, "matmul", l.geometry, stream, l.call);
+    return false;
   };
-  const int64_t parts = s.leaves ? 1
-                                 : matmul_parts(t, out[0].numel() / (m.extent * n.extent), m.extent,
-                                                n.extent, summed);
+  const int64_t parts =
+      s.leaves ? 1
+               : matmul_parts(t, out.numel() / (m.extent * n.extent), m.extent, n.extent, summed);
   if (parts == 1) {
     const int64_t leaves = s.leaves ? s.leaves_of(summed) : 0;
-    return multiply({out[0].device_data(), m.c, n.c, list(in_c)}, {.leaves = leaves});
+    return by_kernels({out.device_data(), m.c, n.c, list(in_c)}, {.leaves = leaves});
   }
   // Parts of the sum, dense and in f32 at least, are joined and put where the result has them.
   Loops loops = nest.batch;
@@ -134,22 +146,41 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
   Strides strides;
   for (const Loop& l : loops) shape.push_back(l.extent), strides.push_back(l.c);
   const Strides dense = contiguous_strides(shape);
-  const int64_t size = out[0].numel();
+  const int64_t size = out.numel();
   const DType wide = t == kF64 ? kF64 : kF32;
   const Tensor partial = empty({parts, size}, wide, stream.device);
-  multiply({partial.device_data(), n.extent, 1, {dense.begin(), nest.batch.size()}},
-           {.parts = parts, .part_stride = size, .wide = true});
-  if (strides == dense) return reduce_to("sum", partial, out[0], 1, parts, size, stream);
+  by_kernels({partial.device_data(), n.extent, 1, {dense.begin(), nest.batch.size()}},
+             {.parts = parts, .part_stride = size, .wide = true});
+  if (strides == dense) {
+    reduce_to("sum", partial, out, 1, parts, size, stream);
+    return false;
+  }
   const Tensor sum = empty(shape, wide, stream.device);
   reduce_to("sum", partial, sum, 1, parts, size, stream);
-  convert(sum, Tensor({shape, strides, t, stream.device}, out[0].storage(), out[0].offset()),
-          stream);
+  convert(sum, Tensor({shape, strides, t, stream.device}, out.storage(), out.offset()), stream);
+  return false;
+}
+
+void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                  Workspace, const Stream& stream) {
+  multiply(attributes_of<ContractAttributes>(prim), in[0], in[1], out[0], nullptr, stream);
+}
+
+void plan_bias(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 4;
+}
+void run_bias(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+              Workspace, const Stream& stream) {
+  if (!multiply(attributes_of<ContractAttributes>(prim), in[0], in[1], out[0], in[2].device_data(),
+                stream))
+    add_to(out[0], in[2], stream);
 }
 
 }  // namespace
 
 void register_contract(KernelTable& table) {
   table.add(register_cuda(), "contract", {.run = run_contract});
+  table.add(register_cuda(), "contract_bias", {.plan = plan_bias, .run = run_bias});
 }
 
 }  // namespace tessera::cuda

@@ -22,7 +22,7 @@ void run_on_host(const Primitive& prim, std::span<const Tensor> in, std::span<co
 
 void register_linalg(KernelTable& table) {
   for (const char* op : {"cholesky", "qr", "solve_triangular", "svd"})
-    table.add(register_cuda(), op, {.run = run_on_host, .waits = true});
+    table.add(register_cuda(), op, {.run = run_on_host, .uncapturable = true});
 }
 
 }  // namespace tessera::cuda

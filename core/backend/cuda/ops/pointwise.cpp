@@ -185,6 +185,14 @@ void convert(const Tensor& in, const Tensor& out, const Stream& stream) {
               nullptr, stream);
 }
 
+void add_to(const Tensor& to, const Tensor& more, const Stream& stream) {
+  static const PointwiseOp& add = op_of(intern_op("add"));
+  const Tensor in[] = {to, more};
+  const PlannedWalk plan(pointwise_instance(add, to.dtype()), shape_of(add, to.dtype()), in,
+                         to.meta());
+  run_planned(plan, in, to, false, nullptr, stream);
+}
+
 void register_pointwise(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   for (const PointwiseOp& op : pointwise_ops())

@@ -91,10 +91,11 @@ void run_csr_transpose(const Primitive& p, In in, Out out, Workspace, const Stre
 void register_sparse(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   for (const char* op : {"segment_sum", "segment_prod", "segment_amax", "segment_amin"})
-    table.add(cuda, op, {.plan = plan_dense, .run = run_segment, .waits = true});
+    table.add(cuda, op, {.plan = plan_dense, .run = run_segment, .uncapturable = true});
   for (const char* op : {"spmm", "spmm_amax", "spmm_amin", "sddmm"})
-    table.add(cuda, op, {.plan = plan_dense, .run = run_product, .waits = true});
-  table.add(cuda, "csr_transpose", {.plan = plan_dense, .run = run_csr_transpose, .waits = true});
+    table.add(cuda, op, {.plan = plan_dense, .run = run_product, .uncapturable = true});
+  table.add(cuda, "csr_transpose",
+            {.plan = plan_dense, .run = run_csr_transpose, .uncapturable = true});
 }
 
 }  // namespace tessera::cuda

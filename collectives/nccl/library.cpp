@@ -1,0 +1,75 @@
+#include "collectives/nccl/library.h"
+
+#include <dlfcn.h>
+
+#include <optional>
+
+#include "core/base/error.h"
+
+namespace tessera::nccl {
+namespace {
+
+constexpr const char* kLibrary = "libnccl.so.2";
+constexpr int kOldest = 22703;  // splits of communicators that do not block, in a form that works
+
+struct Loaded {
+  std::optional<Functions> table;
+  std::string why;
+};
+
+template <class T>
+void find(void* library, const char* symbol, T& to) {
+  to = reinterpret_cast<T>(dlsym(library, symbol));
+}
+
+Loaded load() {
+  if (!cuda::why_no_driver().empty()) return {{}, cuda::why_no_driver()};
+  const cuda::OpenedLibrary opened = cuda::open_library(kLibrary, cuda::library_folders());
+  if (!opened.handle)
+    return {{},
+            fmt::format("no NCCL: {}; pip install nvidia-nccl-cu13, or set TESSERA_CUDA_LIBRARIES "
+                        "to the folder of {}",
+                        opened.why, kLibrary)};
+  Functions f;
+  f.path = opened.path;
+  const char* missing = nullptr;
+#define FUNCTION(member, symbol, parameters)   \
+  f.member.set(dlsym(opened.handle, #symbol)); \
+  if (!dlsym(opened.handle, #symbol)) missing = #symbol;
+#include "collectives/nccl/functions.def"
+#undef FUNCTION
+  find(opened.handle, "ncclGetErrorString", f.error_string);
+  find(opened.handle, "ncclGetLastError", f.last_error);
+  if (!f.error_string || !f.last_error) missing = "ncclGetErrorString";
+  if (!missing) f.get_version.result(&f.version);
+  if (missing || f.version < kOldest)
+    return {{},
+            fmt::format("the NCCL of {} is too old: it {}; install 2.28", f.path,
+                        missing ? fmt::format("has no {}", missing)
+                                : fmt::format("is {}", version_text(f.version)))};
+  const bool emulated = dlsym(opened.handle, "vgpu_emulation") != nullptr;
+  if (emulated != cuda::driver().emulated)
+    return {{},
+            fmt::format("the NCCL of {} is not for {}; see TESSERA_CUDA_LIBRARIES", f.path,
+                        emulated ? "cards" : "the virtual GPU")};
+  return {std::move(f), {}};
+}
+
+const Loaded& loaded() {
+  static const Loaded& all = *new Loaded(load());
+  return all;
+}
+
+}  // namespace
+
+void raise(Result result, const char* symbol) {
+  throw BugError(fmt::format("{}: NCCL error {}", symbol, int(result)));
+}
+
+const Functions* functions() { return loaded().table ? &*loaded().table : nullptr; }
+const std::string& why_not() { return loaded().why; }
+std::string version_text(int version) {
+  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
+}
+
+}  // namespace tessera::nccl

@@ -1,0 +1,79 @@
+// Makes one op of a product and the bias that is added to it, on devices whose products add one for
+// nothing: a pass over the result is saved. Invariant: only the place of a rounding changes, since
+// the bias is added before the product is rounded to 16 bits.
+#include "compile/ir/rewrite.h"
+#include "compile/passes/passes.h"
+#include "core/ops/contract_bias.h"
+#include "core/primitive/primitive_of.h"
+#include "core/tensor/device_runtime.h"
+
+namespace tessera::compiler {
+namespace {
+
+class BiasJoiner {
+ public:
+  explicit BiasJoiner(Graph& g) : g_(g), uses_(g) {}
+
+  void run() {
+    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k) {
+      const Node& n = g_.nodes[size_t(k)];
+      if (!n.prim || !n.into.empty()) continue;
+      if (n.prim->name() == "add") join(k);
+    }
+    Rewrite(g_).apply();
+  }
+
+ private:
+  /// The contraction that node `k` is, where it may be joined with another.
+  const ContractAttributes* product_at(int32_t k) const {
+    if (k == kNoNode) return nullptr;
+    const Node& n = g_.nodes[size_t(k)];
+    if (!n.prim || n.prim->name() != "contract" || !n.into.empty()) return nullptr;
+    const Meta& m = g_[n.out[0]].meta;
+    const bool joins = runtime_of(m.device).adds_biases() && is_floating(m.dtype) &&
+                       m.dtype != kF64;  // whose products are joined with nothing
+    return joins ? &attributes_of<ContractAttributes>(*n.prim) : nullptr;
+  }
+
+  // The product moves to the place of the addition, since the bias may be made in between.
+  void join(int32_t k) {
+    Node& add = g_.nodes[size_t(k)];
+    for (size_t i : {size_t(0), size_t(1)}) {
+      const ValueId product = add.in[i], bias = add.in[1 - i];
+      const int32_t at = uses_.producer[size_t(product)];
+      const ContractAttributes* c = product_at(at);
+      const Meta &p = g_[product].meta, &b = g_[bias].meta, &sum = g_[add.out[0]].meta;
+      if (!c || !may_add_bias(*c) || b.shape.size() != 1 || b.shape[0] != p.shape.back() ||
+          b.strides[0] != 1 || b.dtype != p.dtype || b.device != p.device || sum.shape != p.shape ||
+          sum.strides != p.strides || sum.dtype != p.dtype || uses_.output[size_t(product)] ||
+          uses_.readers[size_t(product)].size() != 1 || !unchanged(g_.nodes[size_t(at)], at, k))
+        continue;
+      Node& from = g_.nodes[size_t(at)];
+      add.prim = contract_bias_op(*c);
+      add.in = {ValueId(from.in[0]), ValueId(from.in[1]), bias};
+      add.scope = from.scope;
+      from.prim = {};
+      return;
+    }
+  }
+
+  // True if no node between `from` and `to` writes the operands of the product.
+  bool unchanged(const Node& n, int32_t from, int32_t to) const {
+    for (int32_t w = from + 1; w < to; ++w)
+      for (ValueId id : g_.nodes[size_t(w)].into)
+        for (ValueId operand : n.in)
+          if (id != kNoValue && g_[id].buffer == g_[operand].buffer) return false;
+    return true;
+  }
+
+  Graph& g_;
+  Uses uses_;
+};
+
+}  // namespace
+
+void join_bias(Graph& graph) {
+  if (!graph.deterministic) BiasJoiner(graph).run();
+}
+
+}  // namespace tessera::compiler

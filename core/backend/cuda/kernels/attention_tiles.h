@@ -1,0 +1,42 @@
+// What the kernels of attention share: which tile a block has, where rows lie, and who attends to
+// whom. Printed after math.h and device.h in front of both families.
+namespace tessera::device {
+
+/// What a block has: the head, counted over the batch, and its first position of `positions`. All
+/// tiles of a head are neighbours along x, since a grid has few blocks along y.
+struct AttentionTile {
+  unsigned head;
+  int first;
+};
+TESSERA_FN AttentionTile tile_of(int positions, int tile) {
+  const unsigned tiles = unsigned((positions - 1) / tile + 1);
+  return {blockIdx.x / tiles, int(blockIdx.x % tiles) * tile};
+}
+/// The rows of a head in an operand.
+template <class T>
+TESSERA_FN T* rows_of(const AttentionCall& c, const AttentionOperand& o, unsigned head) {
+  return static_cast<T*>(o.data) + long(head / c.heads) * o.batch + long(head % c.heads) * o.head;
+}
+
+TESSERA_FN bool attends(const AttentionCall& c, int query, int key) {
+  return query < c.queries && key < c.keys && (!c.causal || key <= query);
+}
+
+inline constexpr int kDeltaRows = 8;  // of a block, a warp for each
+/// delta [batch heads, queries] = sum over a row of g out; a warp for each row.
+template <class T>
+TESSERA_FN void attention_delta(const AttentionCall& c) {
+  using C = Compute<T>;
+  const AttentionTile tile = tile_of(c.queries, kDeltaRows);
+  const int query = tile.first + int(threadIdx.x / kWarp);
+  if (query >= c.queries) return;
+  const T* g = rows_of<T>(c, c.g, tile.head) + query * c.g.row;
+  const T* out = rows_of<T>(c, c.out, tile.head) + query * c.out.row;
+  C sum = C(0);
+  for (int l = int(threadIdx.x % kWarp); l < c.value_width; l += int(kWarp))
+    sum += widen(g[l]) * widen(out[l]);
+  sum = warp_join<Sum>(sum);
+  if (threadIdx.x % kWarp == 0) static_cast<C*>(c.delta)[long(tile.head) * c.queries + query] = sum;
+}
+
+}  // namespace tessera::device

@@ -1,0 +1,387 @@
+#include "core/backend/cuda/ops/products.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <climits>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/cublaslt.h"
+#include "core/backend/cuda/product_choice.h"
+#include "core/backend/cuda/refusals.h"
+#include "core/backend/cuda/stream.h"
+#include "core/base/deterministic.h"
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+using blas::Status;
+
+constexpr int64_t kMostCalls = 32;      // for one op; beyond it one launch of our own is better
+constexpr size_t kMostProducts = 2048;  // that a thread keeps descriptors of
+constexpr int kMostSuggestions = 8;
+constexpr uintptr_t kBestAlignment = 256;
+
+thread_local bool own_products = false;
+
+/// The library, or why it is no longer used.
+class InUse {
+ public:
+  const CublasLtFunctions* get() {
+    if (failed_.load(std::memory_order_relaxed)) return nullptr;
+    const CublasLtFunctions* f = cublaslt();
+    // Who has switched it off need not be told.
+    if (!f && !cublaslt_is_wanted()) failed_ = true;
+    if (!f) fail(why_no_cublaslt());
+    return f;
+  }
+  void fail(const std::string& why) {
+    if (!failed_.exchange(true))
+      logging::warn("cuda: Tessera's own kernels compute products, which may take longer: {}", why);
+  }
+
+ private:
+  std::atomic<bool> failed_ = false;
+};
+InUse& in_use() {
+  static InUse& one = *new InUse;
+  return one;
+}
+
+/// A handle for each stream, and so for each thread and card, since handles are used by one thread
+/// at a time. Streams are never destroyed, and neither are these.
+blas::Handle handle_for(const CublasLtFunctions& f, const Stream& stream) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& all = *new std::map<void*, blas::Handle>;
+  std::lock_guard lock(mutex);
+  blas::Handle& handle = all[stream.handle];
+  if (!handle)
+    if (const Status s = f.create.result(&handle); s != Status::kSuccess) {
+      handle = nullptr;
+      in_use().fail(fmt::format("{} failed with {}", f.create.symbol(), blas::name_of(s)));
+    }
+  return handle;
+}
+
+/// A matrix as it lies in column-major memory: `columns` runs of `rows` elements.
+struct Side {
+  int64_t rows = 0, columns = 0, leading = 0, stride = 0;
+  int32_t transposed = 0;
+  int32_t alignment = 0;  // of every matrix of the batch, in bytes
+};
+
+/// All that a product's descriptors and its choice depend on.
+struct Problem {
+  int32_t device = 0, dtype = 0, deterministic = 0, batch = 1;
+  Side a, b, d;
+  int32_t has_bias = 0, bias_alignment = 0;
+  bool operator==(const Problem& o) const { return std::memcmp(this, &o, sizeof(o)) == 0; }
+};
+static_assert(std::has_unique_object_representations_v<Problem>);
+struct HashProblem {
+  size_t operator()(const Problem& p) const {
+    return std::hash<std::string_view>()({reinterpret_cast<const char*>(&p), sizeof(p)});
+  }
+};
+
+std::string text_of(const Problem& p) {
+  const auto side = [](const Side& s) {
+    return fmt::format("{} x {}{} by {} every {} aligned {}", s.rows, s.columns,
+                       s.transposed ? " transposed" : "", s.leading, s.stride, s.alignment);
+  };
+  return fmt::format("{} batch {}: {}; {}; {}{}", name_of(DType(p.dtype)), p.batch, side(p.a),
+                     side(p.b), side(p.d),
+                     p.has_bias ? fmt::format("; bias aligned {}", p.bias_alignment) : "");
+}
+
+int blas_type(DType t) {
+  return t == kF64 ? blas::kR64F : t == kF32 ? blas::kR32F : t == kF16 ? blas::kR16F : blas::kR16BF;
+}
+
+/// The descriptors of a product, and how it is computed.
+class Product {
+ public:
+  Product(const CublasLtFunctions& f, const Problem& p) : f_(f), wide_(DType(p.dtype) == kF64) {
+    const int type = blas_type(DType(p.dtype));
+    f.product_create(&product_, wide_ ? blas::kCompute64F : blas::kCompute32F,
+                     wide_ ? blas::kR64F : blas::kR32F);
+    set<int32_t>(blas::kProductTransposeA, p.a.transposed ? blas::kTransposed : blas::kAsIs);
+    set<int32_t>(blas::kProductTransposeB, p.b.transposed ? blas::kTransposed : blas::kAsIs);
+    if (p.has_bias) set<int32_t>(blas::kProductEpilogue, blas::kEpilogueBias);
+    const std::pair<blas::Layout*, const Side*> sides[] = {{&a_, &p.a}, {&b_, &p.b}, {&d_, &p.d}};
+    for (const auto& [layout, side] : sides) {
+      f.layout_create(layout, type, uint64_t(side->rows), uint64_t(side->columns), side->leading);
+      if (p.batch == 1) continue;
+      f.layout_set(*layout, blas::kLayoutBatchCount, &p.batch, sizeof(p.batch));
+      f.layout_set(*layout, blas::kLayoutBatchStride, &side->stride, sizeof(side->stride));
+    }
+  }
+  ~Product() {
+    f_.product_destroy.result(product_);
+    for (blas::Layout l : {a_, b_, d_}) f_.layout_destroy.result(l);
+  }
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+
+  void set_bias(const void* bias) {
+    if (bias != bias_) set(blas::kProductBias, bias);
+    bias_ = bias;
+  }
+
+  std::vector<ProductChoice> suggestions(blas::Handle handle, const Problem& p,
+                                         bool deterministic) const {
+    blas::Preference wanted = nullptr;
+    f_.preference_create(&wanted);
+    const auto prefer = [&](int attribute, auto value) {
+      f_.preference_set(wanted, attribute, &value, sizeof(value));
+    };
+    prefer(blas::kPreferenceWorkspaceBytes, uint64_t(product_workspace_bytes(p.device)));
+    prefer(blas::kPreferenceAlignmentA, p.a.alignment);
+    prefer(blas::kPreferenceAlignmentB, p.b.alignment);
+    prefer(blas::kPreferenceAlignmentC, p.d.alignment);
+    prefer(blas::kPreferenceAlignmentD, p.d.alignment);
+    if (deterministic) prefer(blas::kPreferenceReductions, int32_t(blas::kReductionNone));
+    blas::Suggestion all[kMostSuggestions];
+    int count = 0;
+    const Status s = f_.heuristic.result(handle, product_, a_, b_, d_, d_, wanted, kMostSuggestions,
+                                         all, &count);
+    f_.preference_destroy(wanted);
+    std::vector<ProductChoice> good;
+    for (int i = 0; s == Status::kSuccess && i < count; ++i)
+      if (all[i].state == Status::kSuccess && (!deterministic || sums_in_one_piece(all[i])))
+        good.push_back({all[i].algorithm, all[i].workspace_bytes});
+    return good;
+  }
+  bool fits(blas::Handle handle, const ProductChoice& c) const {
+    blas::Suggestion found{};
+    return f_.check.result(handle, product_, a_, b_, d_, d_, &c.algorithm, &found) ==
+               Status::kSuccess &&
+           found.workspace_bytes <= c.workspace_bytes;
+  }
+  Status run(blas::Handle handle, const ProductChoice& c, const void* a, const void* b, void* d,
+             void* workspace, const Stream& stream) const {
+    static constexpr float kOne = 1, kZero = 0;
+    static constexpr double kWideOne = 1, kWideZero = 0;
+    const void* one = wide_ ? static_cast<const void*>(&kWideOne) : &kOne;
+    const void* zero = wide_ ? static_cast<const void*>(&kWideZero) : &kZero;
+    return f_.matmul.result(handle, product_, one, a, a_, b, b_, zero, d, d_, d, d_, &c.algorithm,
+                            workspace, c.workspace_bytes, handle_of(stream));
+  }
+
+  std::optional<ProductChoice> choice;
+  bool refused = false;  // the library does not compute it
+
+ private:
+  template <class T>
+  void set(int attribute, T value) {
+    f_.product_set(product_, attribute, &value, sizeof(value));
+  }
+  bool sums_in_one_piece(const blas::Suggestion& s) const {
+    int32_t splits = 0, reduction = 0;
+    size_t written = 0;
+    f_.algorithm_get(&s.algorithm, blas::kAlgorithmSplits, &splits, sizeof(splits), &written);
+    f_.algorithm_get(&s.algorithm, blas::kAlgorithmReduction, &reduction, sizeof(reduction),
+                     &written);
+    return (splits == 0 || splits == 1) && reduction == blas::kReductionNone;
+  }
+
+  const CublasLtFunctions& f_;
+  const bool wide_;  // f64
+  blas::Product product_ = nullptr;
+  blas::Layout a_ = nullptr, b_ = nullptr, d_ = nullptr;
+  const void* bias_ = nullptr;
+};
+
+Product& product_for(const CublasLtFunctions& f, const Problem& p) {
+  thread_local std::unordered_map<Problem, std::unique_ptr<Product>, HashProblem> all;
+  auto it = all.find(p);
+  if (it == all.end()) {
+    if (all.size() >= kMostProducts) all.clear();
+    it = all.emplace(p, std::make_unique<Product>(f, p)).first;
+  }
+  return *it->second;
+}
+
+// A [rows, columns] matrix with these strides, as the library can state it; false where it cannot.
+bool state(Side& to, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
+  constexpr int64_t kPack = 8;  // any leading dimension is right for one run: a pack fits all
+  const auto as_it_lies = [&](int64_t run, int64_t runs, int64_t along, int64_t apart) {
+    if ((run != 1 && along != 1) || (runs != 1 && apart < run)) return false;
+    to.rows = run, to.columns = runs;
+    to.leading = runs == 1 ? (run + kPack - 1) / kPack * kPack : apart;
+    return true;
+  };
+  if (rows > INT_MAX || columns > INT_MAX) return false;
+  if (as_it_lies(rows, columns, row_stride, column_stride)) return true;
+  to.transposed = 1;
+  return as_it_lies(columns, rows, column_stride, row_stride);
+}
+
+int32_t alignment_of(const void* data, std::span<const int64_t> strides, int64_t element) {
+  uintptr_t bits = reinterpret_cast<uintptr_t>(data) | kBestAlignment;
+  for (int64_t s : strides) bits |= uintptr_t(s * element);
+  return int32_t(uintptr_t(1) << std::countr_zero(bits));
+}
+
+/// A product of a batch with one stride, made as often as `calls` says.
+struct Statement {
+  Problem problem;
+  size_t inner = 0;  // the batch's dim that has the stride
+  int64_t calls = 1;
+  const Matrices *a = nullptr, *b = nullptr, *d = nullptr;
+};
+
+// Results are column-major for the library: of one that lies by rows, the transpose is computed.
+bool state(Statement& s, DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n,
+           int64_t k, const Matrices& c, const Matrices& a, const Matrices& b, const void* bias) {
+  Problem& p = s.problem;
+  if (!is_floating(dtype) || m == 0 || n == 0 || k == 0) return false;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (batch[i] == 0) return false;
+    s.calls *= batch[i];
+    if (batch[i] > batch[s.inner]) s.inner = i;
+  }
+  if (!batch.empty()) {
+    if (batch[s.inner] > INT_MAX) return false;
+    s.calls /= batch[s.inner], p.batch = int32_t(batch[s.inner]);
+  }
+  if (s.calls > kMostCalls) return false;
+  const bool swapped = state(p.d, n, m, c.column, c.row) && !p.d.transposed;
+  if (swapped) {
+    s.a = &b, s.b = &a;
+    if (!state(p.a, n, k, b.column, b.row) || !state(p.b, k, m, a.column, a.row)) return false;
+  } else {
+    p.d = {};
+    s.a = &a, s.b = &b;
+    if (!state(p.d, m, n, c.row, c.column) || p.d.transposed ||
+        !state(p.a, m, k, a.row, a.column) || !state(p.b, k, n, b.row, b.column))
+      return false;
+  }
+  s.d = &c;
+  const auto element = int64_t(size_of(dtype));
+  const std::pair<Side*, const Matrices*> sides[] = {{&p.a, s.a}, {&p.b, s.b}, {&p.d, s.d}};
+  for (const auto& [side, matrices] : sides) {
+    if (!batch.empty()) side->stride = matrices->batch[s.inner];
+    side->alignment = alignment_of(matrices->data, matrices->batch, element);
+  }
+  if (bias) {
+    if (!swapped || dtype == kF64) return false;
+    p.has_bias = 1, p.bias_alignment = alignment_of(bias, {}, element);
+  }
+  p.dtype = int32_t(dtype), p.deterministic = deterministic_algorithms();
+  return true;
+}
+
+/// Scratch of the stream's, aligned as the caching allocator does.
+class Scratch {
+ public:
+  Scratch(size_t bytes, const Stream& stream)
+      : memory_(bytes ? empty({int64_t(bytes)}, kU8, stream.device) : Tensor()),
+        at_(bytes ? memory_.device_data() : nullptr) {}
+  void* at() const { return at_; }
+
+ private:
+  Tensor memory_;
+  void* at_;
+};
+
+std::optional<ChosenProduct> choice_for(const Product& product, const Problem& p,
+                                        blas::Handle handle, const Statement& s,
+                                        const Stream& stream) {
+  const auto suggest = [&](bool deterministic) {
+    return product.suggestions(handle, p, deterministic);
+  };
+  const auto run = [&](const ProductChoice& c) {
+    const int64_t elements =
+        (p.batch - 1) * p.d.stride + (p.d.columns - 1) * p.d.leading + p.d.rows;
+    const Scratch result(size_t(elements) * size_of(DType(p.dtype)), stream);
+    const Scratch workspace(c.workspace_bytes, stream);
+    return product.run(handle, c, s.a->data, s.b->data, result.at(), workspace.at(), stream) ==
+           Status::kSuccess;
+  };
+  const auto fits = [&](const ProductChoice& c) { return product.fits(handle, c); };
+  return choose_product(text_of(p), stream, suggest, run, fits);
+}
+
+// What a status says of the product, or of the library.
+bool is_of_product(Status s) {
+  return s == Status::kNotSupported || s == Status::kInvalidValue || s == Status::kArchMismatch;
+}
+
+void refuse(Product& product, const Problem& p, const std::string& why) {
+  product.refused = true;
+  static std::atomic<bool> said = false;
+  const std::string line =
+      fmt::format("cuda: Tessera's own kernel computes the product {}: {}", text_of(p), why);
+  if (!said.exchange(true))
+    logging::warn("{}; TESSERA_LOG=info names further ones", line);
+  else
+    logging::info("{}", line);
+}
+
+}  // namespace
+
+OwnProducts::OwnProducts() : before_(std::exchange(own_products, true)) {}
+OwnProducts::~OwnProducts() { own_products = before_; }
+
+bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n, int64_t k,
+                     const Matrices& c, const Matrices& a, const Matrices& b, const Stream& stream,
+                     const void* bias) {
+  Statement s;
+  if (own_products || !state(s, dtype, batch, m, n, k, c, a, b, bias)) return false;
+  const CublasLtFunctions* f = in_use().get();
+  if (!f) return false;
+  Problem& p = s.problem;
+  p.device = stream.device.index;
+  CurrentDevice current(p.device);
+  const blas::Handle handle = handle_for(*f, stream);
+  if (!handle) return false;
+  Product& product = product_for(*f, p);
+  if (product.refused) return false;
+  if (bias) product.set_bias(bias);
+  std::optional<ProductChoice> choice = product.choice;
+  if (!choice) {
+    const auto chosen = choice_for(product, p, handle, s, stream);
+    if (!chosen) {
+      refuse(product, p, "cuBLASLt has no algorithm for it");
+      return false;
+    }
+    choice = chosen->choice;
+    if (chosen->for_good) product.choice = choice;
+  }
+  const Scratch workspace(choice->workspace_bytes, stream);
+  const auto element = int64_t(size_of(dtype));
+  for (int64_t call = 0; call < s.calls; ++call) {
+    int64_t rest = call, at_a = 0, at_b = 0, at_d = 0;
+    for (size_t i = batch.size(); i-- > 0;) {
+      if (i == s.inner) continue;
+      const int64_t index = rest % batch[i];
+      rest /= batch[i];
+      at_a += index * s.a->batch[i], at_b += index * s.b->batch[i], at_d += index * s.d->batch[i];
+    }
+    const auto at = [element](const Matrices* x, int64_t i) {
+      return const_cast<char*>(static_cast<const char*>(x->data) + i * element);
+    };
+    const Status status = product.run(handle, *choice, at(s.a, at_a), at(s.b, at_b), at(s.d, at_d),
+                                      workspace.at(), stream);
+    if (status == Status::kSuccess) continue;
+    const std::string why =
+        fmt::format("{} failed with {}", f->matmul.symbol(), blas::name_of(status));
+    is_of_product(status) ? refuse(product, p, why) : in_use().fail(why);
+    return false;
+  }
+  if (synchronous()) [[unlikely]]
+    synchronize(stream);
+  return true;
+}
+
+}  // namespace tessera::cuda

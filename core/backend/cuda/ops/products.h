@@ -1,0 +1,39 @@
+// Products by cuBLASLt. A product is stated by descriptors, which a thread keeps by what they say;
+// how it is computed is the library's suggestion that was fastest when it was timed, at the
+// product's first use on any machine with such a card. Invariants: in deterministic mode nothing is
+// timed and no sum is split, so that a sum's order depends on the product alone; what the library
+// does not compute, the caller's own kernels do.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "core/backend/cuda/kernels/matmul.h"
+#include "core/tensor/stream.h"
+
+namespace tessera::cuda {
+
+/// While one lives, Tessera's own kernels compute the products of the calling thread: for tests and
+/// measurements that compare the two.
+class OwnProducts {
+ public:
+  OwnProducts();
+  ~OwnProducts();
+  OwnProducts(const OwnProducts&) = delete;
+  OwnProducts& operator=(const OwnProducts&) = delete;
+
+ private:
+  bool before_;
+};
+
+/// Enqueues c = a b on `stream` for every position of a batch of extents `batch`; a is [m, k], b is
+/// [k, n], all are of `dtype`. Where `bias` is not null, its n elements are added to each row of c.
+/// False where nothing was enqueued, or what was is to be overwritten: the library is not in use
+/// (one line of the log says why), or it does not compute this. That is so for other dtypes than
+/// floats; for empty sums and results; where a matrix has two dims with strides above 1, or rows
+/// that overlap (as after expand); where a batch is one of more than kMostCalls batches with one
+/// stride each; with a bias in f64, or where c lies by columns.
+bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n, int64_t k,
+                     const Matrices& c, const Matrices& a, const Matrices& b, const Stream& stream,
+                     const void* bias = nullptr);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""ranks_on_cards.py ON_VIRTUAL_GPU LIBRARIES TRAIN TLAUNCH: two ranks of `train`, each with a card of its own, learn what two ranks on
+the CPU learn: losses agree within rounding, whatever the strategy, in orders of the card's work that seeds draw and in checked mode,
+which would find an event that is missing. A rank that is killed, hangs in a collective, or gets an error of NCCL ends the job soon,
+with one error that names it. Ranks that share a card pass through the host, which is said in one line.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+ON_CARD, LIBRARIES, TRAIN, TLAUNCH = sys.argv[1:5]
+MODEL = ["--model", "gpt-nano", "--set", "layers=2", "--set", "dim=32", "--seq-len", "16", "--batch-size", "4"]
+WORK = tempfile.TemporaryDirectory()
+
+
+def run(options, devices=2, how=(), ranks=2, environment=None, steps=5):
+    metrics = os.path.join(WORK.name, "metrics")
+    if os.path.exists(metrics):
+        os.remove(metrics)
+    command = [ON_CARD, "--libraries", LIBRARIES, "--devices", str(devices), *how, TLAUNCH, "--nproc", str(ranks), TRAIN, *MODEL,
+               "--steps", str(steps), "--metrics", metrics, *options]
+    start = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env={**os.environ, **(environment or {})})
+    losses = []
+    if os.path.exists(metrics):
+        with open(metrics, encoding="utf-8") as lines:
+            losses = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
+    return done.returncode, losses, done.stdout + done.stderr, time.monotonic() - start
+
+
+def expect(holds, what, output):
+    if not holds:
+        sys.exit(f"ranks_on_cards: {what}\n{output}")
+
+
+# The last step's loss is that of parameters which all steps before have changed.
+status, on_cpu, output, _ = run(["--device", "cpu"])
+expect(status == 0 and len(on_cpu) == 5, f"on the CPU: status {status}, {len(on_cpu)} losses", output)
+status, _, output, _ = run(["--device", "cuda"], devices=4, ranks="gpu", steps=1)
+expect(status == 0 and "4 ranks" in output, f"--nproc gpu on four cards: status {status}", output)
+for strategy, how in (("ddp", ["--seed", "1"]), ("fsdp", ["--seed", "2"]), ("tp", ["--seed", "3"]), ("pp", ["--seed", "late"]),
+                      ("ddp", ["--seed", "4", "--check"]), ("fsdp", ["--seed", "5", "--check"])):
+    status, losses, output, seconds = run(["--strategy", strategy, "--device", "cuda"], how=how)
+    expect(status == 0, f"{strategy} {how}: status {status}", output)
+    worst = max(abs(a - b) / abs(b) for a, b in zip(losses, on_cpu, strict=True))
+    expect(worst < 1e-5, f"{strategy} {how}: losses {losses}, on the CPU {on_cpu}", output)
+    expect("through the host" not in output, f"{strategy} {how}: not by NCCL", output)
+    print(f"{strategy} {' '.join(how)}: losses differ by at most {worst:.1e} of the CPU's, {seconds:.1f} s")
+
+status, losses, output, _ = run(["--device", "cuda"], devices=1)
+worst = max(abs(a - b) / abs(b) for a, b in zip(losses, on_cpu, strict=True))
+expect(status == 0 and worst < 1e-5, f"two ranks on one card: status {status}, losses {losses}", output)
+expect(output.count("ranks 0 and 1 share card") == 1, "two ranks on one card: not said once", output)
+
+
+def expect_end(words, what, options=(), environment=None):
+    status, _, output, seconds = run(["--device", "cuda", *options], environment={"TESSERA_TIMEOUT": "3", **environment}, steps=50)
+    expect(status not in (0, None), f"{what}: status {status}", output)
+    expect(words in output, f"{what}: no '{words}'", output)
+    expect(seconds < 40, f"{what}: it took {seconds:.0f} s", output)
+    print(f"{what}: the job ends after {seconds:.1f} s with '{words}'")
+
+
+expect_end("rank 1 is gone, signal 9", "a rank that is killed", environment={"TESSERA_FAULT": "rank=1,op=all_reduce,n=12,kill"})
+expect_end("all ranks are in the call, but not all of its data has come", "a collective that hangs", environment={"VGPU_NCCL": "hang:1:9"})
+expect_end("remote process exited or there was a network error", "an error of NCCL's", environment={"VGPU_NCCL": "error:1:9"})
+expect_end("NCCL: ncclCommInitRankConfig: unhandled system error", "a communicator that is refused",
+           environment={"VGPU_NCCL": "refuse:ncclCommInitRankConfig"})
+left = [name for name in os.listdir("/dev/shm") if "vgpu" in name]
+expect(not left, f"left in /dev/shm: {left}", "")
+print("ranks_on_cards: two ranks on cards learn what they learn on the CPU, and failures end the job")

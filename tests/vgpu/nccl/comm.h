@@ -1,0 +1,132 @@
+// Communicators of the virtual NCCL and what runs on them. Work is an op of the virtual GPU that is
+// polled until all ranks have come to it, so streams of the process that it does not order go on.
+// Sums begin with another rank in each part of a tensor and round 16-bit values at each term; a
+// send ends when the receiver has all. Where ranks differ it hangs, as a card would. It refuses two
+// ranks on one device, windows in different orders, a call while another is in progress, registered
+// memory at the end, captures, fp8, and one communicator on two streams in a group.
+// Invariant: all of this is used under the mutex of the virtual GPU.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/vgpu/cuda/api.h"
+#include "tests/vgpu/nccl/arithmetic.h"
+#include "tests/vgpu/nccl/segment.h"
+
+namespace vgpu::nccl {
+
+using namespace tessera::nccl;  // NOLINT: the fake is the vendor's side of these names
+using Result = tessera::nccl::Result;
+
+/// VGPU_NCCL=ITEM[,ITEM]: hang:RANK:NTH (the communication of that number, counted from 1 in each
+/// communicator, never begins on that rank), error:RANK:NTH[:CODE] (nor does this, and the
+/// communicator has an asynchronous error), refuse:CALL[:NTH[:CODE]], report (a line on stderr
+/// where ranks make calls that differ, which otherwise only hang).
+struct Requests {
+  int hang_rank = -1, error_rank = -1;
+  uint64_t hang_nth = 0, error_nth = 0;
+  Result error_code = Result::kRemoteError;
+  std::string refuse_call;
+  uint64_t refuse_nth = 1;
+  Result refuse_code = Result::kSystemError;
+  bool report = false;
+};
+Requests& requests();
+
+enum class Verb : int32_t {
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kGather,
+  kScatter
+};
+
+struct Communicator {
+  int rank = 0, size = 1, device = 0;
+  bool blocking = true, aborted = false, finalized = false;
+  std::shared_ptr<Segment> segment;
+  /// What the host set in motion and asks about; its result, once there is one.
+  std::function<std::optional<Result>()> job;
+  Result state = Result::kSuccess;
+  /// Work of a communicator that does not block: it is submitted a while after the call.
+  std::function<void()> unlaunched;
+  int asked = 0;  // since that call
+  uint64_t notes = 0, calls = 0, rounds = 0;
+  uint64_t launches = 0, finished = 0;  // ops, which run in this order
+  OpRef last;
+  std::map<int, Reduction> operators;  // by number
+  std::set<const void*> registered;
+
+  /// Tells the other ranks four numbers; false until all have told theirs. `k` is the number of the
+  /// exchange, by take_note.
+  bool exchange(uint64_t k, const int64_t (&mine)[4]) const;
+  const int64_t* note_of(int r, uint64_t k) const { return segment->rank(r).note[k % 2]; }
+  uint64_t take_note() { return notes++; }
+  /// Asks after what is in progress.
+  Result ask();
+};
+using CommRef = std::shared_ptr<Communicator>;
+
+/// A part of an op.
+class Task {
+ public:
+  virtual ~Task() = default;
+  /// Says what memory it uses.
+  virtual void begin() = 0;
+  /// True when it is done; goes on as far as peers let it otherwise.
+  virtual bool step() = 0;
+  /// The channel of a message; null for a collective.
+  virtual const Channel* channel() const { return nullptr; }
+  std::string name;
+};
+struct CollectiveCall {
+  Verb verb;
+  const void* in;
+  void* out;
+  size_t count;
+  DataType type;
+  RedOp op = RedOp::kSum;
+  int root = 0;
+};
+std::unique_ptr<Task> make_collective(const CommRef& comm, const CollectiveCall& call);
+std::unique_ptr<Task> make_message(const CommRef& comm, bool sends, void* at, size_t bytes,
+                                   int peer);
+using Tasks = std::vector<std::unique_ptr<Task>>;
+/// Submits the tasks as one op.
+void launch(const CommRef& comm, StreamObject& stream, Tasks tasks);
+
+/// The communicator of a handle, ready for another call; says why not otherwise.
+Result find_ready(const char* call, Comm comm, CommRef* found);
+Result refuse(Result result, const char* call, const std::string& why);
+/// Waits until the job of `comm` is done, or comes back at once where it does not block.
+Result finish_job(const CommRef& comm, std::unique_lock<std::mutex>& lock);
+
+template <class F>
+Result in_nccl(const char* call, F&& body) {
+  if (in_host_function())
+    return refuse(Result::kInvalidUsage, call, "in a function of the host that a stream runs");
+  std::unique_lock lock(gpu().mutex);
+  const uint64_t nth = ++gpu().calls[call];
+  const Requests& r = requests();
+  if (r.refuse_call == call && r.refuse_nth == nth) return r.refuse_code;
+  return body(lock);
+}
+
+}  // namespace vgpu::nccl
+
+namespace tessera::nccl {
+struct CommObject {
+  vgpu::nccl::CommRef comm;
+};
+struct WindowObject {
+  const void* at;
+};
+}  // namespace tessera::nccl
