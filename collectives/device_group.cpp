@@ -56,8 +56,10 @@ class Staged {
 // enqueues the copies back; until then the results' memory is kept.
 class StagedWork final : public Work {
  public:
-  StagedWork(Ref<Work> work, std::vector<std::pair<Tensor, Tensor>> results)
-      : work_(std::move(work)), results_(std::move(results)) {}
+  /// `results` and copies of them; those have been waited for on `stream`, where the copies back
+  /// run.
+  StagedWork(Ref<Work> work, std::vector<std::pair<Tensor, Tensor>> results, const Stream& stream)
+      : work_(std::move(work)), results_(std::move(results)), stream_(stream) {}
 
   bool done() const override {
     std::lock_guard lock(mutex_);
@@ -102,11 +104,10 @@ class StagedWork final : public Work {
       for (const auto& [result, copy] : results_) {
         const Device device = result.device();
         DeviceRuntime& runtime = runtime_of(device);
-        const Stream stream = runtime.copy_stream(device.index, 0);
         auto* to = static_cast<std::byte*>(result.storage()->data()) +
                    size_t(result.offset()) * size_of(result.dtype());
-        if (result.nbytes()) runtime.copy(to, device, copy.raw(), kCPU, result.nbytes(), stream);
-        copied_ = runtime.record(stream);
+        if (result.nbytes()) runtime.copy(to, device, copy.raw(), kCPU, result.nbytes(), stream_);
+        copied_ = runtime.record(stream_);
         if (copied_) copy.storage()->add_reader(copied_);
       }
       results_.clear();
@@ -118,6 +119,7 @@ class StagedWork final : public Work {
   const Ref<Work> work_;
   mutable std::mutex mutex_;
   std::vector<std::pair<Tensor, Tensor>> results_;  // where they belong, and the CPU's
+  const Stream stream_;
   bool finished_ = false;
   Ref<Event> copied_;
 };
@@ -205,14 +207,17 @@ Ref<Work> DeviceGroup::submit_staged(const Collective& c) {
 
 Ref<Work> DeviceGroup::submit_staged_async(const Collective& c, Collective& copies) {
   copies.async = true;
-  for (const Tensor& t : c.out)
-    if (t.defined())
-      t.storage()->wait_writable(runtime_of(t.device()).copy_stream(t.device().index, 0));
+  Stream stream;
+  for (const Tensor& t : c.out) {
+    if (!t.defined()) continue;
+    stream = runtime_of(t.device()).copy_stream(t.device().index, 0);
+    t.storage()->wait_writable(stream);
+  }
   Ref<Work> work = cpu().submit(copies);
   std::vector<std::pair<Tensor, Tensor>> results;
   for (size_t i = 0; i < c.out.size(); ++i)
     if (c.out[i].defined()) results.emplace_back(c.out[i], copies.out[i]);
-  auto staged = make_ref<StagedWork>(std::move(work), std::move(results));
+  auto staged = make_ref<StagedWork>(std::move(work), std::move(results), stream);
   {
     std::lock_guard lock(ready_lock());
     for (const Tensor& t : c.out) {

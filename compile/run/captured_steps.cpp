@@ -82,11 +82,9 @@ void CapturedSteps::stand_in(Program& program, Place& place) {
     const char* from =
         static_cast<const char*>(m.storage->data()) + begin * int64_t(place.element_bytes);
     m.storage->wait_ready(stream);
-    place.own->wait_writable(stream);
     runtime_of(place.device)
         .copy(place.own->data(), place.device, from, place.device, bytes, stream);
     m.storage->used_on(stream, /*writes=*/false);
-    place.own->used_on(stream, /*writes=*/true);
   }
   place.given = m.storage;
   place.given_base = m.views[0].tensor.offset() - m.views[0].offset;
@@ -160,11 +158,9 @@ void CapturedSteps::end_run(Program& program) {
     Memory& m = memory_of(program, p.memory);
     if (m.kind == Memory::Kind::kOutput && p.own->bytes()) {
       const Stream stream = stream_of(p.device);
-      p.own->wait_ready(stream);
       p.given->wait_writable(stream);
       runtime_of(p.device).copy(p.given->data(), p.device, p.own->data(), p.device, p.own->bytes(),
                                 stream);
-      p.own->used_on(stream, /*writes=*/false);
       p.given->used_on(stream, /*writes=*/true);
     }
     bind(m, p.given, p.given_base);

@@ -38,7 +38,8 @@ class CapturedSteps {
     Range reach;   // elements
     size_t element_bytes = 0;
     const void* address = nullptr;  // in the last run, without memory of its own
-    Ref<Storage> own = {}, given = {};
+    Ref<Storage> own = {};          // used on one stream alone, so that nothing waits for it
+    Ref<Storage> given = {};
     int64_t given_base = 0;
   };
   void find_places(const Program& program);

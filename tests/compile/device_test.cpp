@@ -293,6 +293,83 @@ TEST_F(CompiledOnCard, ABatchOfNothing) {
   for (int k = 0; k < 5; ++k) expect_close(f(drawn({0, 8}, k)), plain(drawn({0, 8}, k)), 0);
 }
 
+// What a graph reads and writes is also used on another stream, before and after, and nobody waits
+// but the streams.
+class GraphsOnCard : public CompiledOnCard {
+ protected:
+  void SetUp() override {
+    CompiledOnCard::SetUp();
+    if (!IsSkipped()) beside_ = runtime_of(card_).copy_stream(card_.index, 0);
+  }
+  template <class F>
+  auto beside(F f) {
+    StreamScope scope(beside_);
+    return f();
+  }
+  static Tensor step(const Tensor& x) { return softmax(gram(sin(x)), 1).sum(0) + x.mean(1); }
+  Stream beside_;
+};
+
+TEST_F(GraphsOnCard, InputsElsewhere) {
+  auto f = compile(step);
+  for (int k = 0; k < 7; ++k) {
+    const Tensor x = beside([&] { return drawn({40, 60}, k) * 2.0; });
+    const Tensor got = f(x);
+    beside([&] { x.zero_(); });
+    expect_close(got, step(drawn({40, 60}, k) * 2.0), 1e-5);
+  }
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
+TEST_F(GraphsOnCard, AnInputThatStays) {
+  auto f = compile(step);
+  const Tensor x = beside([&] { return zeros({40, 60}, {.device = card_}); });
+  for (int k = 0; k < 7; ++k) {
+    beside([&] { x.copy_(drawn({40, 60}, k) * 2.0); });
+    const Tensor got = f(x);
+    beside([&] { x.zero_(); });
+    expect_close(got, step(drawn({40, 60}, k) * 2.0), 1e-5);
+  }
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
+TEST_F(GraphsOnCard, StateThatIsWritten) {
+  const Tensor total = beside([&] { return zeros({40}, {.device = card_}); });
+  auto f = compile([&](const Tensor& x) {
+    const Tensor y = step(x);
+    total.add_(y);
+    return y * 2.0;
+  });
+  Tensor want = zeros({40}, {.device = card_});
+  for (int k = 0; k < 7; ++k) {
+    const Tensor x = drawn({40, 60}, k);
+    const Tensor before = beside([&] { return total + 0.0; });
+    f(x);
+    const Tensor after = beside([&] { return total + 0.0; });
+    expect_close(before, want, 1e-4);
+    want.add_(step(x));
+    expect_close(after, want, 1e-4);
+  }
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
+TEST_F(GraphsOnCard, ResultsThatAreReadAndDropped) {
+  auto f = compile([](const Tensor& x) { return gram(sin(x)) * 2.0; });
+  std::vector<Tensor> read;
+  for (int k = 0; k < 8; ++k) {
+    const bool kept = k == 2;  // from then on, results are copied out
+    Tensor got = f(drawn({40, 60}, k));
+    read.push_back(beside([&] { return got * 3.0; }));
+    if (kept) read.push_back(got);
+  }
+  for (int k = 0, at = 0; k < 8; ++k) {
+    const Tensor want = gram(sin(drawn({40, 60}, k))) * 2.0;
+    expect_close(read[size_t(at++)], want * 3.0, 1e-4);
+    if (k == 2) expect_close(read[size_t(at++)], want, 1e-4);
+  }
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
 TEST_F(CompiledOnCard, AGraphOutlivesNothing) {
   const Tensor x = drawn({64, 100}, 1);
   const int64_t before = memory_stats(card_).live_bytes;

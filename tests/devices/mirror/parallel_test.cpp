@@ -81,6 +81,19 @@ void expect_same_as_on_the_cpu(const Wrap& wrap) {
 TEST(MirrorRanks, Ddp) { expect_same_as_on_the_cpu(under_ddp); }
 TEST(MirrorRanks, FullySharded) { expect_same_as_on_the_cpu(fully_sharded); }
 
+// A kernel still reads the memory that a message is to arrive in.
+TEST(MirrorRanks, AMessageWaitsForReadersOfItsMemory) {
+  mirror::for_each_seed([] {
+    run_ranks(2, [](ProcessGroup& group) {
+      const Tensor x = full({64}, group.rank() + 1.0).to(mirror::device()), y = x * 2.0;
+      if (group.rank() == 0) return group.send(x, 1);
+      group.recv_async(x, 0)->wait();
+      EXPECT_EQ(y.sum().item<float>(), 256);
+      EXPECT_EQ(x.sum().item<float>(), 64);
+    });
+  });
+}
+
 // Saved on one device after two steps, while two more run; loaded on `second`, the same two steps
 // follow.
 void save_and_resume(Device first, Device second) {

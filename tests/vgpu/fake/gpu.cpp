@@ -124,6 +124,7 @@ uint64_t Gpu::count_of(std::string_view call) const {
 void Gpu::fail(int device, Result result, const std::string& text) {
   Result& error = devices[static_cast<size_t>(device)].error;
   if (error == Result::kSuccess) error = result;
+  pinned.forget(device);
   std::fprintf(stderr, "vgpu: %s\n", text.c_str());
 }
 
@@ -134,7 +135,9 @@ void Gpu::add(const OpRef& op) {
   op->clock.set(op->lane, ++lanes_[op->lane].ops);
   op->number = next_number_++;
   if (shadow) shadow->stamp(*op);
+  const bool runs = devices[static_cast<size_t>(op->device)].error == Result::kSuccess;
   for (const Op::HostBuffer& b : op->host_buffers) {
+    if (!runs) break;
     const std::string other = pinned.use(b.at, b.bytes, op, b.writes);
     if (shadow && !other.empty())
       op->refused = op->name + ": race: uses a pinned buffer that '" + other +

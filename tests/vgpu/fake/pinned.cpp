@@ -102,19 +102,27 @@ void Pinned::close(const void* p, size_t bytes) {
   if (buffer) protect(*buffer, begin, std::min(begin + bytes, at + buffer->bytes));
 }
 
-void Pinned::host_has_waited(const Clock& host) {
+// Drops the users of which `ended` says so.
+template <class F>
+void Pinned::drop_users(F ended) {
   if (!busy_) return;
   for (auto& [at, buffer] : buffers_) {
-    const auto waited = [&](const User& u) {
-      return u.op->done() && host[u.op->lane] >= u.op->clock[u.op->lane];
-    };
-    const auto gone = std::ranges::stable_partition(buffer.users, std::not_fn(waited));
+    const auto gone = std::ranges::stable_partition(buffer.users, std::not_fn(ended));
     if (gone.empty()) continue;
-    const std::vector<User> ended(gone.begin(), gone.end());
+    const std::vector<User> dropped(gone.begin(), gone.end());
     buffer.users.erase(gone.begin(), gone.end());
     busy_ -= buffer.users.empty();
-    for (const User& u : ended) protect(buffer, u.begin, u.end);
+    for (const User& u : dropped) protect(buffer, u.begin, u.end);
   }
+}
+
+void Pinned::forget(int device) {
+  drop_users([&](const User& u) { return u.op->device == device; });
+}
+
+void Pinned::host_has_waited(const Clock& host) {
+  drop_users(
+      [&](const User& u) { return u.op->done() && host[u.op->lane] >= u.op->clock[u.op->lane]; });
 }
 
 }  // namespace vgpu

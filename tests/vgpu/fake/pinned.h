@@ -37,10 +37,14 @@ class Pinned {
   void open(const void* p, size_t bytes);
   /// As their users want them again.
   void close(const void* p, size_t bytes);
+  /// The device failed, and runs nothing any more: no op of it uses a buffer.
+  void forget(int device);
   /// The host has waited for all that `host` counts.
   void host_has_waited(const Clock& host);
 
  private:
+  template <class F>
+  void drop_users(F ended);
   static void protect(const Buffer& buffer, uintptr_t begin, uintptr_t end);
   std::map<uintptr_t, Buffer> buffers_;
   size_t busy_ = 0;  // buffers with users

@@ -57,6 +57,21 @@ TEST(Host, ReadsAPinnedBufferInTime) {
     return to[kCount - 1] == 1 ? 0 : 1;
   });
 }
+// A card that failed runs nothing any more, so its copies use no buffer.
+TEST(Host, TouchesAPinnedBufferAfterAFailure) {
+  const auto program = [](const Kernels& k) {
+    const StreamHandle s = new_stream(), other = new_stream();
+    float* from = pinned(kCount);
+    from[0] = 1;
+    check(cuda().copy_to_device(floats(kCount), from, 4 * kCount, s), "copy");
+    run(k["asserts"], 1, 1, 0, other, floats(kCount));
+    cuda().stream_synchronize(other);
+    *const_cast<volatile float*>(from) = 2;
+    return 7;
+  };
+  const Outcome o = in_child(false, {{"VGPU_SEED", "late"}}, program);
+  EXPECT_EQ(o.status, 7) << o.said;
+}
 // Parts of one buffer, a page each: what is waited for opens, and the rest stays closed.
 TEST(Host, ReadsAPartOfAPinnedBufferInTime) {
   expect_right([](const Kernels&) {
