@@ -149,8 +149,13 @@ NOT_LIMITS = {
     "core/backend/cuda/kernels/walk.cpp": "kCountable",
     "core/backend/cuda/launch.h": "kRemembered",
     "core/backend/cuda/ops/attention.cpp": "kMost kPack",
+    "core/backend/cuda/ops/graphs.cpp": "kAlignment kMostScratch",
     "core/backend/cuda/ops/indexing.cpp": "kManyLines kShortLine",
     "core/backend/cuda/cublaslt.cpp": "kOldest",
+    "core/backend/cuda/cudnn.cpp": "kOldest",
+    "core/backend/cuda/cudnn/graph.cpp": "kMostKnobs",
+    "core/backend/cuda/cudnn/graphs.cpp": "kWidest kPack kTile kLastWrong",
+    "core/backend/cuda/cudnn/plans.cpp": "kMostPlans",
     "core/backend/cuda/library.cpp": "kOldestDriver",
     "core/backend/cuda/memory_ledger.cpp": "kShownHolders",
     # tests/cuda/products_test.cpp has batches on both sides of kMostCalls.

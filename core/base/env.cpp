@@ -63,6 +63,9 @@ constexpr Variable kTable[] = {
     {"TESSERA_CUDA_TIME_PRODUCTS", "",
      "1: the algorithms that cuBLASLt suggests for a product are timed at its first use, which is "
      "the default on cards; 0: the first is taken"},
+    {"TESSERA_CUDA_LIBRARY_GRAPHS", "1",
+     "0: Tessera's own kernels compute convolutions and attention on GPUs, also where cuDNN is "
+     "found"},
     {"NVTX_INJECTION64_PATH", "",
      "library of a profiler that is told of modules, ops and spans (set by nsys and ncu)"},
     {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},

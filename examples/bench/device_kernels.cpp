@@ -214,6 +214,13 @@ void Cases::products(DType t) {
         Tensor x = randn(image, {t}), w = randn({channels, channels, 3, 3}, {t});
         return repeat([=] { keep(conv2d(x, w, {}, {.padding = 1}).defined()); });
       });
+  add("convolution", t, named("conv2d 3x3 backward", t, image),
+      2 * (2 * double(numel(image)) + double(channels * channels) * 9) * double(size_of(t)),
+      2 * conv, [=] {
+        return backward_of(
+            [](const std::vector<Tensor>& in) { return conv2d(in[0], in[1], {}, {.padding = 1}); },
+            {randn(image, {t}), randn({channels, channels, 3, 3}, {t})});
+      });
 }
 
 void Cases::update() {

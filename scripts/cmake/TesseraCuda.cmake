@@ -12,8 +12,11 @@ find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${hints} PATHS /usr/local/cuda ${whe
 find_library(TESSERA_NCCL_LIBRARY NAMES libnccl.so.2 HINTS ${hints} PATHS /usr/local/cuda ${wheels} PATH_SUFFIXES lib lib64)
 find_library(TESSERA_NVRTC_LIBRARY NAMES libnvrtc.so.13 libnvrtc.so.12 nvrtc HINTS ${hints} PATHS /usr/local/cuda ${wheels}
   PATH_SUFFIXES lib lib64)
+# For a test that asks the real library whether it takes our graphs (tests/scripts/cudnn_without_a_card).
+find_library(TESSERA_CUDNN_LIBRARY NAMES libcudnn.so.9 HINTS ${hints} PATHS /usr/local/cuda ${wheels} PATH_SUFFIXES lib lib64)
+find_file(TESSERA_CUDA_STUB NAMES libcuda.so HINTS ${hints} PATHS /usr/local/cuda PATH_SUFFIXES lib64/stubs lib/stubs)
 mark_as_advanced(TESSERA_CUDA_INCLUDE TESSERA_NVRTC_INCLUDE TESSERA_NVRTC_LIBRARY TESSERA_NCCL_INCLUDE
-  TESSERA_NCCL_LIBRARY)
+  TESSERA_NCCL_LIBRARY TESSERA_CUDNN_LIBRARY TESSERA_CUDA_STUB)
 
 set(how "scripts/install-packages --cuda brings it, or set CUDAToolkit_ROOT to a toolkit")
 if(TESSERA_CUDA_PACKS STREQUAL "ON" AND NOT TESSERA_NVRTC_LIBRARY)

@@ -1,12 +1,16 @@
-// Tessera declares by itself what it uses of the driver API, of NVRTC and of cuBLASLt. This unit is
-// compiled where the vendor's headers are, and each of its assertions compares one of those
-// declarations with theirs. Invariant: it compiles only if every symbol, parameter, constant and
-// struct agrees.
+// Tessera declares by itself what it uses of the driver API, of NVRTC, of cuBLASLt and of cuDNN.
+// This unit is compiled where the vendor's headers are, and each of its assertions compares one of
+// those declarations with theirs. Invariant: it compiles only if every symbol, parameter, constant
+// and struct agrees.
 #include <cuda.h>
 #include <nvrtc.h>
 #if __has_include(<cublasLt.h>)  // a wheel of its own, which compilers of kernels need not have
 #include <cublasLt.h>
 #define TESSERA_HAVE_CUBLASLT 1
+#endif
+#if __has_include(<cudnn.h>)  // as well
+#include <cudnn.h>
+#define TESSERA_HAVE_CUDNN 1
 #endif
 
 #include <cstddef>
@@ -14,6 +18,7 @@
 #include <type_traits>
 
 #include "core/backend/cuda/cublaslt_api.h"
+#include "core/backend/cuda/cudnn_api.h"
 #include "core/backend/cuda/driver_api.h"
 #include "tests/cuda/same_function.h"
 
@@ -134,6 +139,19 @@ MEMBER(blas::Suggestion, workspace_bytes, cublasLtMatmulHeuristicResult_t, works
 MEMBER(blas::Suggestion, state, cublasLtMatmulHeuristicResult_t, state)
 MEMBER(blas::Suggestion, waves, cublasLtMatmulHeuristicResult_t, wavesCount)
 MEMBER(blas::Suggestion, reserved, cublasLtMatmulHeuristicResult_t, reserved)
+#endif
+
+#ifdef TESSERA_HAVE_CUDNN
+#define FUNCTION(member, symbol, parameters) \
+  static_assert(kSameFunction<dnn::Status parameters, std::remove_pointer_t<decltype(&::symbol)>>);
+#include "core/backend/cuda/cudnn_functions.def"
+#undef FUNCTION
+static_assert(kSameFunction<dnn::VersionFunction, decltype(::cudnnGetVersion)>);
+static_assert(kSameFunction<dnn::LastErrorFunction, decltype(::cudnnGetLastErrorString)>);
+#define STATUS(name, vendor, value) static_assert(int(::vendor) == value);
+#include "core/backend/cuda/cudnn_constants.def"
+#define CONSTANT(name, vendor, value) static_assert(int(::vendor) == value);
+#include "core/backend/cuda/cudnn_constants.def"
 #endif
 
 }  // namespace

@@ -182,10 +182,9 @@ class Doctor(Folder):
         self.assertRegex(output, r"(?m)^ok    CUDA driver for CUDA \d+\.\d+: .*libcuda\.so\.1$")
         self.assertRegex(output, r"(?m)^ok    cuda:0: virtual GPU, 4\.0 GiB, capability \d+\.\d+$")
         self.assertRegex(output, r"(?m)^ok    NVRTC \d+\.\d+: .*libnvrtc\.so\.1[23]$")
+        self.assertRegex(output, r"(?m)^ok    cuDNN [\d.]+: /.*/libcudnn\.so\.9$")
         self.assertRegex(output, r"(?m)^ok    cuBLASLt [\d.]+: .*/libcublasLt\.so\.13$")
         self.assertRegex(output, r"(?m)^ok    NCCL 2\.[\d.]+: .*/libnccl\.so\.2$")
-        for name in ("cuDNN",):
-            self.assertRegex(output, rf"(?m)^ok    {name}(: none \(.*\); nothing needs it yet| [\d.]+: /.* \(not used yet\))$")
         hints = len(re.findall("(?m)^hint", output))
         self.assertRegex(output, rf"(?m)^\d+ to fix, {hints} hints$")
 

@@ -5,6 +5,7 @@
 
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/cublaslt.h"
+#include "core/backend/cuda/cudnn.h"
 #include "core/backend/cuda/library.h"
 #include "core/backend/cuda/memory_ledger.h"
 #include "core/base/error.h"
@@ -52,6 +53,13 @@ Finding compiler_finding() {
   if (!why_no_nvrtc().empty()) return missing(why_no_nvrtc());
   return {kGood,
           fmt::format("NVRTC {}.{}: {}", nvrtc().major, nvrtc().minor, place_of(nvrtc().path))};
+}
+
+Finding graphs_finding() {
+  if (const CudnnFunctions* f = cudnn())
+    return {kGood, fmt::format("cuDNN {}: {}", cudnn_version_text(f->version), place_of(f->path))};
+  if (why_no_driver().empty()) return missing(why_no_cudnn());
+  return {kGood, why_no_cudnn().substr(0, why_no_cudnn().rfind("; "))};
 }
 
 Finding products_finding() {
@@ -105,9 +113,9 @@ std::vector<Finding> findings() {
   for (int card = 0; card < device_count(); ++card) all.push_back(card_finding(card));
   all.push_back(compiler_finding());
   all.push_back(products_finding());
+  all.push_back(graphs_finding());
   const std::vector<std::string> folders = library_folders();
-  const Extra libraries[] = {{"cuDNN", {"libcudnn.so.9"}, "cudnnGetVersion", false, nullptr},
-                             {"NCCL",
+  const Extra libraries[] = {{"NCCL",
                               {"libnccl.so.2"},
                               "ncclGetVersion",
                               true,

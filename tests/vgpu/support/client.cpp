@@ -32,6 +32,17 @@ void PrintTo(Status status, std::ostream* out) {
   *out << "cublasStatus_t " << static_cast<int>(status);
 }
 }  // namespace blas
+namespace dnn {
+void PrintTo(Status status, std::ostream* out) {
+#define STATUS(ours, vendor, value) \
+  if (status == Status::ours) {     \
+    *out << #vendor;                \
+    return;                         \
+  }
+#include "core/backend/cuda/cudnn_constants.def"
+  *out << "cudnnStatus_t " << static_cast<int>(status);
+}
+}  // namespace dnn
 
 }  // namespace tessera::cuda
 namespace tessera::nccl {
@@ -45,6 +56,7 @@ namespace vgpu_test {
 namespace {
 
 constexpr const char* kCublasLt = "libcublasLt.so.13";
+constexpr const char* kCudnn = "libcudnn.so.9";
 
 void* open_library(const char* name) {
   void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -84,6 +96,19 @@ const Nvrtc& nvrtc() {
   }();
   return compiler;
 }
+const Cudnn& cudnn() {
+  static const Cudnn all = [] {
+    Cudnn d;
+    void* library = open_library(kCudnn);
+#define FUNCTION(member, symbol, parameters) find(library, #symbol, d.member);
+#include "core/backend/cuda/cudnn_functions.def"
+#undef FUNCTION
+    find(library, "cudnnGetVersion", d.version);
+    find(library, "cudnnGetLastErrorString", d.last_error);
+    return d;
+  }();
+  return all;
+}
 const CublasLt& cublaslt() {
   static const CublasLt all = [] {
     CublasLt l;
@@ -96,12 +121,14 @@ const CublasLt& cublaslt() {
   }();
   return all;
 }
-std::string why_no_cublaslt() {
-  if (dlopen(kCublasLt, RTLD_NOW | RTLD_LOCAL)) return "";
+std::string why_no(const char* soname) {
+  if (dlopen(soname, RTLD_NOW | RTLD_LOCAL)) return "";
   const std::string why = dlerror();
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return driver && dlsym(driver, "vgpu_emulation") ? "" : why;
 }
+std::string why_no_cublaslt() { return why_no(kCublasLt); }
+std::string why_no_cudnn() { return why_no(kCudnn); }
 const tessera::nccl::Functions& nccl() {
   static const tessera::nccl::Functions functions = [] {
     tessera::nccl::Functions f;

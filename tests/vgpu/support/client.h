@@ -1,5 +1,5 @@
-// How the tests of the virtual GPU use a driver, an NVRTC and a cuBLASLt: those that the loader
-// finds, real or virtual, by the tables of core/backend/cuda and by nothing else. Invariant:
+// How the tests of the virtual GPU use a driver, an NVRTC, a cuBLASLt and a cuDNN: those that the
+// loader finds, real or virtual, by the tables of core/backend/cuda and by nothing else. Invariant:
 // nothing here knows which of them it is.
 #pragma once
 #include <gtest/gtest.h>
@@ -10,12 +10,16 @@
 
 #include "collectives/nccl/api.h"
 #include "core/backend/cuda/cublaslt_api.h"
+#include "core/backend/cuda/cudnn_api.h"
 #include "core/backend/cuda/driver_api.h"
 
 namespace tessera::cuda {
 void PrintTo(Result result, std::ostream* out);
 void PrintTo(NvrtcResult result, std::ostream* out);
 namespace blas {
+void PrintTo(Status status, std::ostream* out);
+}
+namespace dnn {
 void PrintTo(Status status, std::ostream* out);
 }
 }  // namespace tessera::cuda
@@ -50,13 +54,22 @@ struct CublasLt {
 #undef FUNCTION
   blas::VersionFunction* version;
 };
+struct Cudnn {
+#define FUNCTION(member, symbol, parameters) dnn::Status(*member) parameters;
+#include "core/backend/cuda/cudnn_functions.def"
+#undef FUNCTION
+  dnn::VersionFunction* version;
+  dnn::LastErrorFunction* last_error;
+};
 /// Loaded by the first call; throws with the loader's words.
 const Driver& cuda();
 const Nvrtc& nvrtc();
 const CublasLt& cublaslt();
-/// Why statements about cuBLASLt cannot be asked, or "": a machine with a card may lack the
-/// library, the virtual GPU may not.
+const Cudnn& cudnn();
+/// Why statements about the library cannot be asked, or "": a machine with a card may lack it, the
+/// virtual GPU may not.
 std::string why_no_cublaslt();
+std::string why_no_cudnn();
 const tessera::nccl::Functions& nccl();
 /// A function that only the virtual driver has.
 void* virtual_symbol(const char* name);

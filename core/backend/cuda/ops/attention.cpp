@@ -1,10 +1,11 @@
-// Attention in tiles, forward and backward; heads that are wider than the kernels hold are computed
-// op by op, as the op decomposes.
+// Attention by cuDNN, where it is found and can (graphs.h); else in tiles, forward and backward.
+// Heads that are wider than the kernels hold are computed op by op, as the op decomposes.
 #include "core/backend/cuda/kernels/attention.h"
 
 #include <algorithm>
 
 #include "core/backend/cuda/context.h"
+#include "core/backend/cuda/ops/graphs.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/register.h"
@@ -85,6 +86,8 @@ void plan_backward(const Primitive&, In in, std::span<Meta>, Plan& plan) {
 
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[0], &k = in[1], &v = in[2];
+  const auto& a = attributes_of<AttentionAttributes>(prim);
+  if (library_attention(a, q, k, v, out[0], out[1], stream)) return;
   const std::optional<AttentionShape> shape = shape_for(q, v, stream);
   if (!shape) return run_decomposed(prim, in, out, stream);
   AttentionCall c = call_for(prim, q, k, v);
@@ -96,6 +99,7 @@ void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&
 // Operands g, q, k, v, out, lse; results dq, dk, dv.
 void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[1], &k = in[2], &v = in[3];
+  if (library_attention_grad(attributes_of<AttentionAttributes>(prim), in, out, stream)) return;
   const std::optional<AttentionShape> shape = shape_for(q, v, stream);
   if (!shape) return run_decomposed(prim, in, out, stream);
   const DType compute = q.dtype() == kF64 ? kF64 : kF32;

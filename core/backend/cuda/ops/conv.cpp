@@ -1,10 +1,12 @@
-// Convolutions as a gather of what each place of the output reads, and a product of it with the
-// weight; results lie channels-last, where a group's columns are neighbours. The columns of a piece
-// of the output take at most kColumnBytes; kernels of one place need none.
+// Convolutions by cuDNN, where it is found and can (graphs.h); else as a gather of what each place
+// of the output reads, and a product of it with the weight. Results lie channels-last, where a
+// group's columns are neighbours. The columns of a piece of the output take at most kColumnBytes;
+// kernels of one place need none.
 #include <algorithm>
 
 #include "core/backend/cuda/kernels/matmul.h"
 #include "core/backend/cuda/kernels/scan.h"
+#include "core/backend/cuda/ops/graphs.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/reduce.h"
@@ -115,9 +117,12 @@ void plan_conv(const Primitive&, In, std::span<Meta> out, Plan&) {
 
 // Weights lie as columns do: [outputs, places of the kernel, inputs].
 void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const Tensor w = channels_last(in[1], stream), &y = out[0];
-  const Convolution conv(attributes_of<ConvAttributes>(prim), in[0].shape(), w.shape(), y.shape());
+  const auto& a = attributes_of<ConvAttributes>(prim);
+  const Tensor& y = out[0];
+  const Convolution conv(a, in[0].shape(), in[1].shape(), y.shape());
   if (conv.empty()) return fill(y, 0, stream);
+  if (library_conv(dnn::ConvKind::kForward, a, in[0], in[1], y, stream)) return;
+  const Tensor w = channels_last(in[1], stream);
   const Tensor x = source_of(conv, in[0], stream);
   const int64_t all = conv.groups * conv.outputs, piece = conv.piece(x.dtype());
   for (int64_t first = 0; first < conv.rows; first += piece) {
@@ -132,9 +137,12 @@ void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& st
 }
 
 void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const Tensor g = channels_last(in[0], stream), w = channels_last(in[1], stream), &dx = out[0];
-  const Convolution conv(attributes_of<ConvAttributes>(prim), dx.shape(), w.shape(), g.shape());
+  const auto& a = attributes_of<ConvAttributes>(prim);
+  const Tensor& dx = out[0];
+  const Convolution conv(a, dx.shape(), in[1].shape(), in[0].shape());
   if (conv.empty()) return fill(dx, 0, stream);
+  if (library_conv(dnn::ConvKind::kGradInput, a, dx, in[1], in[0], stream)) return;
+  const Tensor g = channels_last(in[0], stream), w = channels_last(in[1], stream);
   const int64_t images = dx.size(0), places = conv.rows / images, all = conv.groups * conv.outputs;
   const int64_t of_g[] = {conv.outputs}, of_w[] = {conv.outputs * conv.columns};
   const Matrices weights{w.device_data(), conv.columns, 1, of_w};
@@ -163,9 +171,12 @@ void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stre
 // The sum over all rows has few elements and is long: it is cut into parts, which are added in
 // their order, in f32 at least.
 void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const Tensor g = channels_last(in[0], stream), &dw = out[0];
-  const Convolution conv(attributes_of<ConvAttributes>(prim), in[1].shape(), dw.shape(), g.shape());
+  const auto& a = attributes_of<ConvAttributes>(prim);
+  const Tensor& dw = out[0];
+  const Convolution conv(a, in[1].shape(), dw.shape(), in[0].shape());
   if (conv.empty()) return fill(dw, 0, stream);
+  if (library_conv(dnn::ConvKind::kGradWeight, a, in[1], dw, in[0], stream)) return;
+  const Tensor g = channels_last(in[0], stream);
   const Tensor x = source_of(conv, in[1], stream);
   const DType t = x.dtype(), wide = t == kF64 ? kF64 : kF32;
   const int64_t all = conv.groups * conv.outputs, size = all * conv.columns, piece = conv.piece(t),

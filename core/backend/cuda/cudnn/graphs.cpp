@@ -1,0 +1,150 @@
+#include "core/backend/cuda/cudnn/graphs.h"
+
+#include <limits>
+
+namespace tessera::cuda::dnn {
+namespace {
+
+using Value = Graph::Value;
+
+constexpr float kLowest = std::numeric_limits<float>::lowest();
+
+// The scores that softmax takes, with positions that a query does not see at the lowest number.
+Value scores(Graph& g, const AttentionProblem& p, Value q, Value k, Value scale) {
+  const Extents all{p.batch, p.heads, p.queries, p.keys};
+  const Value product = g.inner(all, kFloat), scaled = g.inner(all, kFloat);
+  g.matmul(q, k, product);
+  g.pointwise(kMul, product, scale, scaled);
+  return scaled;
+}
+Value seen(Graph& g, const AttentionProblem& p, Value x, Value lowest) {
+  if (!p.causal) return x;
+  const Extents all{p.batch, p.heads, p.queries, p.keys};
+  const Value row = g.inner(all, kInt32), column = g.inner(all, kInt32),
+              sees = g.inner(all, kBoolean), masked = g.inner(all, kFloat);
+  g.index(x, 2, row);
+  g.index(x, 3, column);
+  g.pointwise(kCompareGreaterEqual, row, column, sees);
+  g.select(sees, x, lowest, masked);
+  return masked;
+}
+
+struct Operands {
+  Value q, k, v, out, lse;  // k is transposed, as products of scores take it
+};
+// Values are numbered in the order in which they are made: AttentionValues says which.
+Operands operands(Graph& g, const AttentionProblem& p, bool transposed_v) {
+  const Extents q{p.batch, p.heads, p.queries, p.width}, k{p.batch, p.heads, p.width, p.keys},
+      v{p.batch, p.heads, p.keys, p.value_width}, out{p.batch, p.heads, p.queries, p.value_width},
+      rows{p.batch, p.heads, p.queries, 1};
+  const auto turned = [](const Extents& s) { return Extents{s[0], s[1], s[3], s[2]}; };
+  Operands o{};
+  o.q = g.tensor(q, dense_strides(q), p.type);
+  o.k = g.tensor(k, turned(dense_strides(turned(k))), p.type);
+  o.v = transposed_v ? g.tensor(turned(v), turned(dense_strides(v)), p.type)
+                     : g.tensor(v, dense_strides(v), p.type);
+  o.out = g.tensor(out, dense_strides(out), p.type);
+  o.lse = g.tensor(rows, dense_strides(rows), kFloat);
+  return o;
+}
+
+Graph forward(const CudnnFunctions& f, const AttentionProblem& p) {
+  Graph g(f);
+  const Operands o = operands(g, p, false);
+  const Extents all{p.batch, p.heads, p.queries, p.keys}, rows{p.batch, p.heads, p.queries, 1};
+  const Value scale = g.scalar(float(p.scale)),
+              lowest = p.causal ? g.scalar(kLowest) : Graph::kNone;
+  const Value x = seen(g, p, scores(g, p, o.q, o.k, scale), lowest);
+  const Value most = g.inner(rows, kFloat), below = g.inner(all, kFloat), e = g.inner(all, kFloat),
+              sum = g.inner(rows, kFloat), log = g.inner(rows, kFloat),
+              weights = g.inner(all, p.type);
+  g.reduce(kReduceMax, x, most);
+  g.pointwise(kSub, x, most, below);
+  g.pointwise(kExp, below, Graph::kNone, e);
+  g.reduce(kReduceAdd, e, sum);
+  g.pointwise(kLog, sum, Graph::kNone, log);
+  g.pointwise(kAdd, most, log, o.lse);
+  g.pointwise(kDiv, e, sum, weights);
+  g.matmul(weights, o.v, o.out);
+  return g;
+}
+
+// With weights w = exp(x - lse): dv = w' g, ds = w (g v' - rows) scale with rows = sum(g out),
+// dk = ds' q, dq = ds k. That is the form whose engines cuDNN has.
+Graph gradient(const CudnnFunctions& f, const AttentionProblem& p) {
+  Graph g(f);
+  const Operands o = operands(g, p, true);
+  const int64_t B = p.batch, H = p.heads, T = p.queries, S = p.keys, D = p.width, E = p.value_width;
+  const Extents all{B, H, T, S}, turned{B, H, S, T}, rows{B, H, T, 1}, wide{B, H, T, D},
+      of_out{B, H, T, E}, of_k{B, H, S, D}, of_v{B, H, S, E};
+  const Extents turned_strides{H * T * S, T * S, 1, S};
+  const Value cotangent = g.tensor(of_out, dense_strides(of_out), p.type),
+              dq = g.tensor(wide, dense_strides(wide), p.type),
+              dk = g.tensor(of_k, dense_strides(of_k), p.type),
+              dv = g.tensor(of_v, dense_strides(of_v), p.type),
+              sums = g.tensor(rows, dense_strides(rows), kFloat),
+              wide_dq = p.one_sum ? Graph::kNone : g.tensor(wide, dense_strides(wide), kFloat);
+  const Value scale = g.scalar(float(p.scale)), one = g.scalar(1),
+              lowest = p.causal ? g.scalar(kLowest) : Graph::kNone;
+
+  const Value terms = g.inner(of_out, kFloat), plain_sums = g.inner(rows, kFloat);
+  g.pointwise(kMul, cotangent, o.out, terms);
+  g.reduce(kReduceAdd, terms, plain_sums);
+  g.pointwise(kMul, plain_sums, one, sums);
+
+  const Value below = g.inner(all, kFloat), weights = g.inner(all, kFloat),
+              turned_weights = g.inner(turned, turned_strides, p.type);
+  const Value x = scores(g, p, o.q, o.k, scale);
+  g.pointwise(kSub, x, o.lse, below);
+  g.pointwise(kExp, seen(g, p, below, lowest), Graph::kNone, weights);
+  g.reshape(weights, turned_weights);
+  g.matmul(turned_weights, cotangent, dv);
+
+  const Value dw = g.inner(all, kFloat), less = g.inner(all, kFloat),
+              product = g.inner(all, kFloat), ds = g.inner(all, p.one_sum ? p.type : kFloat),
+              turned_ds = g.inner(turned, turned_strides, p.type),
+              k = g.inner(of_k, dense_strides(of_k), p.type);
+  g.matmul(cotangent, o.v, dw);
+  g.pointwise(kSub, dw, sums, less);
+  g.pointwise(kMul, less, weights, product);
+  g.pointwise(kMul, product, scale, ds);
+  g.reshape(ds, turned_ds);
+  g.matmul(turned_ds, o.q, dk);
+  g.reshape(o.k, k);
+  g.matmul(ds, k, p.one_sum ? dq : wide_dq);
+  if (!p.one_sum) g.pointwise(kIdentity, wide_dq, Graph::kNone, dq);
+  return g;
+}
+
+}  // namespace
+
+Graph graph_of(const CudnnFunctions& f, const ConvProblem& p) {
+  Graph g(f);
+  const auto n = size_t(p.spatial);
+  const auto list = [](const int64_t* from, size_t count) { return Extents(from, from + count); };
+  for (size_t d = 0; d < n; ++d)
+    if (p.begin[d] < 0 || p.end[d] < 0) g.refuse("cuDNN takes no negative padding");
+  const Extents x = list(p.x, n + 2), w = list(p.w, n + 2), y = list(p.y, n + 2);
+  const Value of_x = g.tensor(x, last_strides(x), p.type, p.aligned_x),
+              of_w = g.tensor(w, last_strides(w), p.type, p.aligned_w),
+              of_y = g.tensor(y, last_strides(y), p.type, p.aligned_y);
+  g.convolution(p.kind, of_x, of_w, of_y,
+                {list(p.begin, n), list(p.end, n), list(p.stride, n), list(p.dilation, n)});
+  return g;
+}
+
+Graph graph_of(const CudnnFunctions& f, const AttentionProblem& p) {
+  return p.gradient ? gradient(f, p) : forward(f, p);
+}
+
+// Gradients of cuDNN up to 9.15 are wrong where the last tile of keys is not full.
+bool takes(const AttentionProblem& p, int version) {
+  constexpr int64_t kWidest = 128, kPack = 8, kTile = 128;
+  constexpr int kLastWrong = 91500;
+  const bool shape = p.width <= kWidest && p.value_width <= kWidest && p.width % kPack == 0 &&
+                     p.value_width % kPack == 0;
+  return (p.type == kBFloat16 || p.type == kHalf) && shape &&
+         (!p.gradient || p.keys % kTile == 0 || version > kLastWrong);
+}
+
+}  // namespace tessera::cuda::dnn

@@ -1,0 +1,46 @@
+// The graphs that Tessera has cuDNN compute: convolutions and attention. A problem is numbers
+// alone, and equal bytes are equal problems.
+#pragma once
+#include "core/backend/cuda/cudnn/graph.h"
+
+namespace tessera::cuda::dnn {
+
+/// A convolution of x [N, C, places..] with w [O, C / groups, places..] to y [N, O, places..], all
+/// channels-last, with two or three spatial dims; extents and window have zeros behind.
+struct ConvProblem {
+  ConvKind kind = ConvKind::kForward;
+  int32_t type = kFloat;  // of all three
+  int32_t spatial = 2;
+  int32_t aligned_x = 16, aligned_w = 16, aligned_y = 16;
+  int64_t x[5] = {}, w[5] = {}, y[5] = {};
+  int64_t begin[3] = {}, end[3] = {}, stride[3] = {}, dilation[3] = {};
+};
+struct ConvValues {
+  static constexpr Graph::Value kX = 1, kW = 2, kY = 3;
+};
+Graph graph_of(const CudnnFunctions& f, const ConvProblem& p);
+
+/// Attention of q [B, H, T, D], k [B, H, S, D] and v [B, H, S, E] to out [B, H, T, E] and the log
+/// of each row's sum of exponentials lse [B, H, T], which is f32; and its gradient. Operands and
+/// results are dense.
+struct AttentionProblem {
+  int32_t type = kBFloat16;
+  int32_t causal = 0;  // a query sees the keys up to its own position
+  int32_t gradient = 0;
+  int32_t one_sum = 0;  // the gradient of q is summed in one piece, and so deterministic
+  int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0, value_width = 0;
+  double scale = 1;
+};
+struct AttentionValues {
+  static constexpr Graph::Value kQ = 1, kK = 2, kV = 3, kOut = 4, kLse = 5;
+  // Of the gradient: the cotangent, results, and scratch that the caller gives: rows [B, H, T] and,
+  // unless one_sum, the gradient of q, both f32.
+  static constexpr Graph::Value kG = 6, kDq = 7, kDk = 8, kDv = 9, kRows = 10, kWideDq = 11;
+};
+Graph graph_of(const CudnnFunctions& f, const AttentionProblem& p);
+
+/// Whether cuDNN has engines for attention of such a shape: 16-bit floats, and heads of at most 128
+/// whose width is a multiple of 8. `version` is the library's.
+bool takes(const AttentionProblem& p, int version);
+
+}  // namespace tessera::cuda::dnn

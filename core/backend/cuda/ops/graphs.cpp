@@ -1,0 +1,194 @@
+#include "core/backend/cuda/ops/graphs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+
+#include "core/backend/cuda/cudnn/plans.h"
+#include "core/backend/cuda/ops/pointwise.h"
+#include "core/backend/cuda/ops/windows.h"
+#include "core/base/deterministic.h"
+#include "core/tensor/shape.h"
+
+namespace tessera::cuda {
+namespace {
+
+using dnn::ConvKind;
+
+constexpr int64_t kAlignment = 16;  // in bytes, that engines want
+
+int dnn_type(DType t) { return t == kF32 ? dnn::kFloat : t == kF16 ? dnn::kHalf : dnn::kBFloat16; }
+
+int32_t alignment_of(const Tensor& t) {
+  const auto at = reinterpret_cast<uintptr_t>(t.device_data());
+  return int32_t(uintptr_t(1) << std::countr_zero(at | uintptr_t(kAlignment)));
+}
+
+template <class Problem>
+std::string_view bytes_of(const Problem& p) {
+  static_assert(std::is_trivially_copyable_v<Problem>);
+  return {reinterpret_cast<const char*>(&p), sizeof(p)};
+}
+
+// ---- convolutions
+
+bool lies_last(const Tensor& t) { return is_channels_last(t.shape(), t.strides()); }
+
+dnn::ConvProblem problem_of(ConvKind kind, const ConvAttributes& a, const Tensor& x,
+                            const Tensor& w, const Tensor& y) {
+  dnn::ConvProblem p;
+  p.kind = kind, p.type = dnn_type(x.dtype());
+  p.spatial = std::max(a.spatial(), 2);
+  // A single dim is the last of two, of which the first has one place.
+  const int missing = p.spatial - a.spatial();
+  const std::pair<int64_t*, const Tensor*> all[] = {{p.x, &x}, {p.w, &w}, {p.y, &y}};
+  for (const auto& [extents, t] : all) {
+    std::fill(extents, extents + p.spatial + 2, 1);
+    extents[0] = t->size(0), extents[1] = t->size(1);
+    for (int d = 0; d < a.spatial(); ++d) extents[missing + 2 + d] = t->size(2 + d);
+  }
+  std::fill(p.stride, p.stride + p.spatial, 1), std::fill(p.dilation, p.dilation + p.spatial, 1);
+  for (int d = 0; d < a.spatial(); ++d) {
+    const int to = missing + d;
+    p.begin[to] = a.window.pad_begin[d], p.end[to] = a.window.pad_end[d];
+    p.stride[to] = a.window.stride[d], p.dilation[to] = a.window.dilation[d];
+  }
+  // What does not lie channels-last is copied.
+  const auto aligned = [](const Tensor& t) {
+    return lies_last(t) ? alignment_of(t) : int32_t(kAlignment);
+  };
+  p.aligned_x = aligned(x), p.aligned_w = aligned(w), p.aligned_y = aligned(y);
+  return p;
+}
+
+std::string described(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w) {
+  constexpr const char* kNames[] = {"the convolution", "a gradient by the input of the convolution",
+                                    "a gradient by the weight of the convolution"};
+  return fmt::format("{} {} of {} with {}, stride {}, padding {} and {}, dilation {}, groups {}",
+                     kNames[size_t(kind)], name_of(x.dtype()), to_string(x.shape()),
+                     to_string(w.shape()), to_string(a.window.stride),
+                     to_string(a.window.pad_begin), to_string(a.window.pad_end),
+                     to_string(a.window.dilation), a.window.groups);
+}
+
+// ---- attention
+
+// Whether the gradient that is summed in one piece, and so takes scratch of the size of the scores,
+// still fits.
+constexpr int64_t kMostScratch = int64_t(1) << 30;
+
+dnn::AttentionProblem problem_of(const AttentionAttributes& a, const Tensor& q, const Tensor& v,
+                                 bool gradient) {
+  dnn::AttentionProblem p;
+  p.type = dnn_type(q.dtype()), p.causal = a.causal, p.gradient = gradient;
+  p.one_sum = gradient && deterministic_algorithms();
+  p.batch = q.size(0), p.heads = q.size(1), p.queries = q.size(2), p.keys = v.size(2);
+  p.width = q.size(3), p.value_width = v.size(3), p.scale = a.scale;
+  return p;
+}
+
+bool takes(const CudnnFunctions& f, const dnn::AttentionProblem& p, DType t) {
+  const int64_t scores = p.batch * p.heads * p.queries * p.keys;
+  return (t == kF16 || t == kBF16) && scores > 0 && p.width * p.value_width > 0 &&
+         dnn::takes(p, f.version) && !(p.one_sum && 2 * scores > kMostScratch);
+}
+
+/// `t`, or a copy where it does not begin as engines want it.
+Tensor aligned(const Tensor& t, const Stream& stream) {
+  if (alignment_of(t) == kAlignment) return t;
+  const Tensor copy = empty(t.shape(), t.dtype(), t.device());
+  convert(t, copy, stream);
+  return copy;
+}
+
+bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::Binding>()> bind,
+         const Stream& stream) {
+  const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
+  const auto describe = [&] {
+    return fmt::format("{}attention {} of q [{}, {}, {}, {}] with {} keys, values of {}{}",
+                       p.gradient ? "the gradient of " : "", name_of(t), p.batch, p.heads,
+                       p.queries, p.width, p.keys, p.value_width, p.causal ? ", causal" : "");
+  };
+  const dnn::Demands demands{.deterministic = deterministic_algorithms()};
+  return run_graph({bytes_of(p), demands, make, describe}, bind, stream);
+}
+
+}  // namespace
+
+bool library_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
+                  const Tensor& y, const Stream& stream) {
+  const DType t = x.dtype();
+  if ((t != kF32 && t != kF16 && t != kBF16) || !graphs_in_use()) return false;
+  const dnn::ConvProblem p = problem_of(kind, a, x, w, y);
+  const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
+  const auto describe = [&] { return described(kind, a, x, w); };
+  const dnn::Demands demands{.deterministic = deterministic_algorithms(),
+                             .full_precision = t == kF32};
+  Tensor in_x, in_w, in_y;  // as the library reads and writes them
+  const auto bind = [&] {
+    const auto lying = [&](const Tensor& t, ConvKind writes) {
+      if (kind != writes) return channels_last(t, stream);
+      if (lies_last(t)) return t;
+      return empty(Meta{t.shape(), channels_last_strides(t.shape()), t.dtype(), t.device()});
+    };
+    in_x = lying(x, ConvKind::kGradInput), in_w = lying(w, ConvKind::kGradWeight);
+    in_y = lying(y, ConvKind::kForward);
+    return std::vector<dnn::Binding>{{dnn::ConvValues::kX, in_x.device_data()},
+                                     {dnn::ConvValues::kW, in_w.device_data()},
+                                     {dnn::ConvValues::kY, in_y.device_data()}};
+  };
+  if (!run_graph({bytes_of(p), demands, make, describe}, bind, stream)) return false;
+  if (kind == ConvKind::kGradWeight && !lies_last(w)) convert(in_w, w, stream);
+  return true;
+}
+
+bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
+                       const Tensor& v, const Tensor& out, const Tensor& lse,
+                       const Stream& stream) {
+  using V = dnn::AttentionValues;
+  const CudnnFunctions* f = graphs_in_use();
+  const dnn::AttentionProblem p = problem_of(a, q, v, false);
+  if (!f || !takes(*f, p, q.dtype())) return false;
+  Tensor in[3];
+  const auto bind = [&] {
+    in[0] = aligned(q, stream), in[1] = aligned(k, stream), in[2] = aligned(v, stream);
+    return std::vector<dnn::Binding>{{V::kQ, in[0].device_data()},
+                                     {V::kK, in[1].device_data()},
+                                     {V::kV, in[2].device_data()},
+                                     {V::kOut, out.device_data()},
+                                     {V::kLse, lse.device_data()}};
+  };
+  return run(p, q.dtype(), bind, stream);
+}
+
+bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
+                            std::span<const Tensor> results, const Stream& stream) {
+  using V = dnn::AttentionValues;
+  const Tensor &q = in[1], &v = in[3];
+  const CudnnFunctions* f = graphs_in_use();
+  const dnn::AttentionProblem p = problem_of(a, q, v, true);
+  if (!f || !takes(*f, p, q.dtype())) return false;
+  Tensors held;  // operands, then scratch
+  const auto bind = [&] {
+    for (const Tensor& t : in) held.push_back(aligned(t, stream));
+    std::vector<dnn::Binding> all;
+    constexpr int64_t kOperands[] = {V::kG, V::kQ, V::kK, V::kV, V::kOut, V::kLse};
+    for (size_t i = 0; i < std::size(kOperands); ++i)
+      all.push_back({kOperands[i], held[i].device_data()});
+    constexpr int64_t kResults[] = {V::kDq, V::kDk, V::kDv};
+    for (size_t i = 0; i < std::size(kResults); ++i)
+      all.push_back({kResults[i], results[i].device_data()});
+    const auto scratch = [&](int64_t value, const Shape& shape) {
+      held.push_back(empty(shape, kF32, stream.device));
+      all.push_back({value, held.back().device_data()});
+    };
+    scratch(V::kRows, {p.batch, p.heads, p.queries});
+    if (!p.one_sum) scratch(V::kWideDq, q.shape());
+    return all;
+  };
+  return run(p, q.dtype(), bind, stream);
+}
+
+}  // namespace tessera::cuda

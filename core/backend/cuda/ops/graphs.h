@@ -1,0 +1,25 @@
+// Convolutions and attention by cuDNN, where it is found and can. Each function returns false where
+// Tessera's own kernels are to compute instead.
+#pragma once
+#include "core/backend/cuda/cudnn/graphs.h"
+#include "core/ops/conv_attributes.h"
+#include "core/ops/fused_attributes.h"
+#include "core/tensor/stream.h"
+#include "core/tensor/tensor.h"
+
+namespace tessera::cuda {
+
+/// Enqueues the convolution of x [N, C, ..] with w [O, C / groups, ..] to y [N, O, ..], of which
+/// `kind` names the result. A result of conv and conv_grad_input lies channels-last; operands are
+/// copied where they do not.
+bool library_conv(dnn::ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
+                  const Tensor& y, const Stream& stream);
+
+/// Enqueues attention of dense q, k, v to dense out and lse.
+bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
+                       const Tensor& v, const Tensor& out, const Tensor& lse, const Stream& stream);
+/// Enqueues its gradient: `in` has g, q, k, v, out and lse, `results` dq, dk and dv, all dense.
+bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
+                            std::span<const Tensor> results, const Stream& stream);
+
+}  // namespace tessera::cuda

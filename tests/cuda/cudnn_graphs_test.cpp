@@ -1,0 +1,156 @@
+// Whether the real cuDNN computes our graphs: it suggests engines for them and compiles a plan, for
+// the devices that tests/golden/devices describes, so that no card is needed
+// (tests/scripts/cudnn_without_a_card). The bench's models at their sizes, in bf16.
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "core/backend/cuda/cudnn/graphs.h"
+#include "tests/cuda/card.h"
+
+namespace tessera::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+using dnn::AttentionProblem;
+using dnn::ConvKind;
+using dnn::ConvProblem;
+
+class CudnnCompiles : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!cudnn()) GTEST_SKIP() << why_no_cudnn();
+    if (cudnn()->emulated)
+      GTEST_SKIP() << "the virtual library takes what the real one is asked for";
+    std::ifstream file(fs::path(std::getenv("TESSERA_SOURCE")) / "tests/golden/devices" /
+                       (GetParam() + ".json"));
+    const std::string json{std::istreambuf_iterator<char>(file), {}};
+    std::string why;
+    std::optional<dnn::Object> device = dnn::described_device(*cudnn(), json, why);
+    ASSERT_TRUE(device) << GetParam() << ": " << why;
+    device_.emplace(std::move(*device));
+  }
+  template <class Problem>
+  void expect_plan(const std::string& name, const Problem& p, dnn::Demands demands = {}) {
+    std::string why;
+    const auto plan =
+        graph_of(*cudnn(), p).compile({nullptr, device_->at()}, demands, nullptr, why);
+    EXPECT_TRUE(plan) << name << ": " << why;
+    if (!plan) return;
+    ++compiled_;
+    most_scratch_ = std::max(most_scratch_, plan->workspace_bytes());
+    // The choice that is kept on disk finds the engine again, without suggestions.
+    if (compiled_ % 8 != 1) return;
+    const auto kept = dnn::engine_of(text_of(plan->engine()));
+    ASSERT_TRUE(kept) << text_of(plan->engine());
+    const auto again =
+        graph_of(*cudnn(), p).compile({nullptr, device_->at()}, demands, &*kept, why);
+    ASSERT_TRUE(again) << name << ": " << why;
+    EXPECT_EQ(text_of(again->engine()), text_of(plan->engine())) << name;
+    EXPECT_EQ(again->workspace_bytes(), plan->workspace_bytes()) << name;
+  }
+  void TearDown() override {
+    if (compiled_)
+      std::printf("cuDNN %d for %s: %d graphs compiled, at most %zu bytes of scratch\n",
+                  cudnn()->version, GetParam().c_str(), compiled_, most_scratch_);
+  }
+  std::optional<dnn::Object> device_;
+  int compiled_ = 0;
+  size_t most_scratch_ = 0;
+};
+
+/// A square convolution of ResNet: padding keeps the extent at stride 1.
+ConvProblem square(ConvKind kind, int type, int64_t batch, int64_t in, int64_t extent, int64_t out,
+                   int64_t kernel, int64_t stride) {
+  ConvProblem p;
+  p.kind = kind, p.type = type;
+  const int64_t padding = kernel / 2, places = (extent + 2 * padding - kernel) / stride + 1;
+  const int64_t x[] = {batch, in, extent, extent}, w[] = {out, in, kernel, kernel},
+                y[] = {batch, out, places, places};
+  std::copy(x, x + 4, p.x), std::copy(w, w + 4, p.w), std::copy(y, y + 4, p.y);
+  for (int d = 0; d < 2; ++d)
+    p.begin[d] = p.end[d] = padding, p.stride[d] = stride, p.dilation[d] = 1;
+  return p;
+}
+
+// in, extent, out, kernel, stride of each convolution of ResNet-50 at 224 x 224.
+std::set<std::array<int64_t, 5>> resnet50() {
+  std::set<std::array<int64_t, 5>> all{{3, 224, 64, 7, 2}};
+  int64_t in = 64, extent = 56;
+  for (const auto& [blocks, width] : {std::pair{3, 64}, {4, 128}, {6, 256}, {3, 512}})
+    for (int b = 0; b < blocks; ++b) {
+      const int64_t stride = b == 0 && width > 64 ? 2 : 1, out = 4 * width;
+      all.insert({in, extent, width, 1, 1});
+      all.insert({width, extent, width, 3, stride});
+      all.insert({width, extent / stride, out, 1, 1});
+      if (b == 0) all.insert({in, extent, out, 1, stride});
+      in = out, extent /= stride;
+    }
+  return all;
+}
+
+TEST_P(CudnnCompiles, EveryConvolutionOfResNet50) {
+  constexpr int64_t kBatch = 32;
+  const auto all = resnet50();
+  EXPECT_EQ(all.size(), 23u);
+  for (const auto& [in, extent, out, kernel, stride] : all)
+    for (ConvKind kind : {ConvKind::kForward, ConvKind::kGradInput, ConvKind::kGradWeight})
+      for (bool deterministic : {false, true})
+        expect_plan(fmt::format("{}: {} x {} to {}, {} x {}, stride {}", int(kind), in, extent, out,
+                                kernel, kernel, stride),
+                    square(kind, dnn::kBFloat16, kBatch, in, extent, out, kernel, stride),
+                    {.deterministic = deterministic});
+}
+TEST_P(CudnnCompiles, ConvolutionsOfOtherTypesWithoutTf32) {
+  for (int type : {dnn::kFloat, dnn::kHalf})
+    for (ConvKind kind : {ConvKind::kForward, ConvKind::kGradInput, ConvKind::kGradWeight})
+      for (bool deterministic : {false, true}) {
+        const dnn::Demands demands{deterministic, type == dnn::kFloat};
+        expect_plan("the first", square(kind, type, 32, 3, 224, 64, 7, 2), demands);
+        expect_plan("3 x 3", square(kind, type, 32, 128, 28, 128, 3, 1), demands);
+        expect_plan("odd channels", square(kind, type, 2, 5, 9, 7, 3, 1), demands);
+      }
+}
+
+TEST_P(CudnnCompiles, AttentionOfTheBenchsModels) {
+  struct Model {
+    const char* name;
+    int64_t batch, heads, positions, width;
+    bool causal;
+  };
+  for (const Model& m :
+       {Model{"BERT-base", 32, 12, 128, 64, false}, Model{"BERT-large", 16, 16, 512, 64, false},
+        Model{"GPT-2 124M", 8, 12, 1024, 64, true}, Model{"LLaMA-8B", 1, 32, 4096, 128, true},
+        Model{"odd positions", 2, 3, 77, 40, true}}) {
+    AttentionProblem p;
+    p.causal = m.causal, p.scale = 0.125, p.batch = m.batch, p.heads = m.heads;
+    p.queries = p.keys = m.positions, p.width = p.value_width = m.width;
+    ASSERT_TRUE(takes(p, cudnn()->version)) << m.name;
+    expect_plan(m.name, p, {.deterministic = true});
+    p.gradient = 1;
+    if (!takes(p, cudnn()->version)) continue;
+    expect_plan(std::string(m.name) + ", gradient", p);
+    p.one_sum = 1;
+    expect_plan(std::string(m.name) + ", deterministic gradient", p, {.deterministic = true});
+  }
+}
+// The library has no engine where takes() says no for this reason.
+TEST_P(CudnnCompiles, NoAttentionOfOtherWidths) {
+  for (int64_t width : {4, 12}) {
+    AttentionProblem p;
+    p.batch = 2, p.heads = 3, p.queries = p.keys = 16, p.width = p.value_width = width;
+    EXPECT_FALSE(takes(p, cudnn()->version));
+    std::string why;
+    EXPECT_FALSE(graph_of(*cudnn(), p).compile({nullptr, device_->at()}, {}, nullptr, why));
+    EXPECT_NE(why, "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, CudnnCompiles, testing::Values("h200"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace tessera::cuda
