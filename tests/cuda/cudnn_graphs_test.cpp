@@ -1,6 +1,8 @@
 // Whether the real cuDNN computes our graphs: it suggests engines for them and compiles a plan, for
 // the devices that tests/golden/devices describes, so that no card is needed
 // (tests/scripts/cudnn_without_a_card). The bench's models at their sizes, in bf16.
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
