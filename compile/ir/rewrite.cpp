@@ -139,4 +139,12 @@ void Rewrite::apply() {
   g.values = std::move(values);
 }
 
+bool operands_unchanged(const Graph& g, const Node& node, int32_t from, int32_t to) {
+  for (int32_t w = from + 1; w < to; ++w)
+    for (ValueId id : g.nodes[size_t(w)].into)
+      for (ValueId operand : node.in)
+        if (id != kNoValue && g[id].buffer == g[operand].buffer) return false;
+  return true;
+}
+
 }  // namespace tessera::compiler

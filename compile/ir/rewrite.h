@@ -59,5 +59,7 @@ Metas planned_results(const PrimRef& prim, std::span<const Tensor> in);
 Tensor shape_of(const Graph& graph, ValueId id);
 /// True where the node writes memory that existed before it.
 bool is_effect(const Node& node);
+/// True where no node between nodes `from` and `to` writes memory of the operands of `node`.
+bool operands_unchanged(const Graph& graph, const Node& node, int32_t from, int32_t to);
 
 }  // namespace tessera::compiler

@@ -146,16 +146,7 @@ class Accumulator {
     bool fits = a.shape == sum.shape && g_[id].meta.shape == sum.shape && g.shape != sum.shape &&
                 is_contiguous(sum.shape, sum.strides) && a.device.is_cpu() &&
                 (a.dtype == kF32 || a.dtype == kF64) && g_[dense].buffer != kNoBuffer;
-    return fits && unchanged(n, e, at) ? e : kNoNode;
-  }
-
-  // True if no node between `from` and `to` writes the operands of the gradient.
-  bool unchanged(const Node& n, int32_t from, int32_t to) const {
-    for (int32_t w = from + 1; w < to; ++w)
-      for (ValueId id : g_.nodes[size_t(w)].into)
-        for (ValueId operand : n.in)
-          if (id != kNoValue && g_[id].buffer == g_[operand].buffer) return false;
-    return true;
+    return fits && operands_unchanged(g_, n, e, at) ? e : kNoNode;
   }
 
   Graph& g_;

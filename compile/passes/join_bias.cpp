@@ -46,7 +46,8 @@ class BiasJoiner {
       if (!c || !may_add_bias(*c) || b.shape.size() != 1 || b.shape[0] != p.shape.back() ||
           b.strides[0] != 1 || b.dtype != p.dtype || b.device != p.device || sum.shape != p.shape ||
           sum.strides != p.strides || sum.dtype != p.dtype || uses_.output[size_t(product)] ||
-          uses_.readers[size_t(product)].size() != 1 || !unchanged(g_.nodes[size_t(at)], at, k))
+          uses_.readers[size_t(product)].size() != 1 ||
+          !operands_unchanged(g_, g_.nodes[size_t(at)], at, k))
         continue;
       Node& from = g_.nodes[size_t(at)];
       add.prim = contract_bias_op(*c);
@@ -55,15 +56,6 @@ class BiasJoiner {
       from.prim = {};
       return;
     }
-  }
-
-  // True if no node between `from` and `to` writes the operands of the product.
-  bool unchanged(const Node& n, int32_t from, int32_t to) const {
-    for (int32_t w = from + 1; w < to; ++w)
-      for (ValueId id : g_.nodes[size_t(w)].into)
-        for (ValueId operand : n.in)
-          if (id != kNoValue && g_[id].buffer == g_[operand].buffer) return false;
-    return true;
   }
 
   Graph& g_;

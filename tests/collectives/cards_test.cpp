@@ -59,7 +59,7 @@ std::string error_of(F body) {
 }
 
 TEST_F(CollectivesOnCards, EveryVerbAndDtypeIsRight) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   on_cards(2, [](ProcessGroup& g) {
     test::check_all_verbs(g, 5);
     EXPECT_EQ(g.backend(default_device()), "nccl");
@@ -77,7 +77,7 @@ TEST_F(CollectivesOnCards, MoreRanks) {
 }
 
 TEST_F(CollectivesOnCards, PartsOfAGroup) {
-  if (cards() < 4) GTEST_SKIP() << 4 << " cards are needed";
+  if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
   on_cards(4, [](ProcessGroup& g) {
     g.all_reduce(of(1));
     Ref<ProcessGroup> half = g.split(g.rank() % 2, -g.rank());
@@ -95,7 +95,7 @@ TEST_F(CollectivesOnCards, PartsOfAGroup) {
 }
 
 TEST_F(CollectivesOnCards, NoHostThreadWaitsForASynchronousVerb) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   on_cards(2, [](ProcessGroup& g) {
     Tensor t = of(1);
     g.all_reduce(t);
@@ -109,7 +109,7 @@ TEST_F(CollectivesOnCards, NoHostThreadWaitsForASynchronousVerb) {
 }
 
 TEST_F(CollectivesOnCards, KernelsAndCollectivesFollowEachOther) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   on_cards(2, [](ProcessGroup& g) {
     Tensor sum = of(0);
     for (int i = 0; i < 20; ++i) {
@@ -123,7 +123,7 @@ TEST_F(CollectivesOnCards, KernelsAndCollectivesFollowEachOther) {
 }
 
 TEST_F(CollectivesOnCards, WhatIsSentMayBeOverwrittenAtOnceByALaterKernel) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   on_cards(2, [](ProcessGroup& g) {
     Tensor gathered = of(0, 8), x = of(g.rank() + 1);
     g.all_gather_async(gathered, x);
@@ -133,7 +133,7 @@ TEST_F(CollectivesOnCards, WhatIsSentMayBeOverwrittenAtOnceByALaterKernel) {
 }
 
 TEST_F(CollectivesOnCards, AllMessagesOfARankProceedTogether) {
-  if (cards() < 4) GTEST_SKIP() << 4 << " cards are needed";
+  if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
   on_cards(4, [](ProcessGroup& g) {
     g.all_reduce(of(1));
     constexpr int64_t kMany = 100'000;
@@ -153,7 +153,7 @@ TEST_F(CollectivesOnCards, AllMessagesOfARankProceedTogether) {
 }
 
 TEST_F(CollectivesOnCards, MessagesThatCrossMayBeSubmittedApart) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   on_cards(2, [](ProcessGroup& g) {
     g.all_reduce(of(1));
     constexpr int64_t kMany = 100'000;
@@ -166,7 +166,7 @@ TEST_F(CollectivesOnCards, MessagesThatCrossMayBeSubmittedApart) {
 }
 
 TEST_F(CollectivesOnCards, AMessageThatNobodyWaitsForArrives) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   on_cards(2, [](ProcessGroup& g) {
     g.all_reduce(of(1));
     Tensor t = of(g.rank());
@@ -180,7 +180,7 @@ TEST_F(CollectivesOnCards, AMessageThatNobodyWaitsForArrives) {
 }
 
 TEST_F(CollectivesOnCards, TimesOfAsynchronousCalls) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   on_cards(2, [](ProcessGroup& g) {
     Tensor t = of(1);
     Ref<Work> work = g.all_reduce_async(t);
@@ -206,7 +206,7 @@ TEST_F(CollectivesOnCards, RanksThatShareACardPassThroughTheHost) {
 }
 
 TEST_F(CollectivesOnCards, DeterministicReductionsHaveTheBitsOfTheCpu) {
-  if (cards() < 4) GTEST_SKIP() << 4 << " cards are needed";
+  if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
   on_cards(4, [](ProcessGroup& g) {
     g.all_reduce(of(1));
     auto terms = [&](Device d) {
@@ -223,7 +223,7 @@ TEST_F(CollectivesOnCards, DeterministicReductionsHaveTheBitsOfTheCpu) {
 }
 
 TEST_F(CollectivesOnCards, AnotherCardThanTheFirstIsRefused) {
-  if (cards() < 4) GTEST_SKIP() << 4 << " cards are needed";
+  if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
   run_ranks(2, [&](ProcessGroup& g) {
     {
       const DeviceScope scope(card(g.rank()));
@@ -239,7 +239,7 @@ TEST_F(CollectivesOnCards, AnotherCardThanTheFirstIsRefused) {
 // ---- failures ----
 
 TEST_F(CollectivesOnCards, ARankThatDoesNotComeIsNamedAtTheDeadline) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   std::string error;
   const auto start = Clock::now();
   EXPECT_THROW(on_cards(2,
@@ -264,7 +264,7 @@ TEST_F(CollectivesOnCards, ARankThatDoesNotComeIsNamedAtTheDeadline) {
 }
 
 TEST_F(CollectivesOnCards, TheHostHearsOfAFailureThroughWhateverItWaitsFor) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   std::string through_kernel, through_group;
   EXPECT_THROW(on_cards(2,
                         [&](ProcessGroup& g) {
@@ -286,7 +286,7 @@ TEST_F(CollectivesOnCards, TheHostHearsOfAFailureThroughWhateverItWaitsFor) {
 }
 
 TEST_F(CollectivesOnCards, ARankThatThrowsEndsTheOthersCalls) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   std::string error;
   const auto start = Clock::now();
   EXPECT_THROW(on_cards(2,
@@ -321,7 +321,7 @@ std::string of_mismatch(CollectivesOnCards*, CollKind kind, int variant, Device 
 }
 
 TEST_F(CollectivesOnCards, CallsThatDifferAreNamed) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   const auto start = Clock::now();
   const char* differ[] = {"", "kind", "operator", "dtype", "count", "root"};
   for (auto [kind, variant] : {std::pair{CollKind::kAllReduce, 2},
@@ -341,7 +341,7 @@ TEST_F(CollectivesOnCards, CallsThatDifferAreNamed) {
 // ---- ranks as processes ----
 
 TEST_F(CollectivesOnCards, ProcessesMoveEveryVerb) {
-  if (cards() < 2) GTEST_SKIP() << 2 << " cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   RankProcesses ranks(2, "verbs_on_cards", {});
   for (const RankResult& r : ranks.wait_all(test::kHangs)) {
     EXPECT_EQ(r.status, 0) << r.output;
@@ -350,7 +350,7 @@ TEST_F(CollectivesOnCards, ProcessesMoveEveryVerb) {
 }
 
 TEST_F(CollectivesOnCards, AKilledRankIsNamedByTheSurvivors) {
-  if (cards() < 4) GTEST_SKIP() << 4 << " cards are needed";
+  if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
   RankProcesses ranks(4, "loop_on_cards", {{"TEST_KILLED", "2"}});
   EXPECT_NE(ranks.wait(2, test::kHangs).status, 0);
   announce_death(*ranks.store(), 2, "signal 9 (Killed)");  // as tlaunch does

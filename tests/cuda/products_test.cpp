@@ -20,22 +20,12 @@
 #include "core/ops/views.h"
 #include "tests/core/ops/sweep.h"
 #include "tests/cuda/card.h"
+#include "tests/cuda/counters.h"
 #include "tests/cuda/made_library.h"
 
 namespace tessera::cuda {
 namespace {
 
-/// How often the virtual driver ran an op of this name; -1 on a real card, which does not count.
-int64_t runs_of(const char* name) {
-  using Counter = Result (*)(const char* op, unsigned long long* counters);
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  const auto counter = reinterpret_cast<Counter>(dlsym(library, "vgpu_counters"));
-  if (!counter) return -1;
-  synchronize(compute_stream(0));
-  unsigned long long c[3];
-  counter(name, c);
-  return int64_t(c[0]);
-}
 int64_t library_runs() { return runs_of("cublasLt DEFAULT"); }
 int64_t kernel_runs() { return runs_of(nullptr); }
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tests/vgpu/cublaslt/driver.h"
 #include "tests/vgpu/cublaslt/problem.h"
+#include "tests/vgpu/cuda/virtual_driver.h"
 
 namespace vgpu::blas {
 
@@ -59,7 +59,7 @@ Suggestion suggest(const Way& way, const Problem& p) {
 Status check_handle(const char* call, Handle handle) {
   if (const Status s = requested(call); s != Status::kSuccess) return s;
   if (!is_handle(handle)) return refuse(Status::kNotInitialized, call, "no handle");
-  const int current = virtual_driver()->current_device();
+  const int current = vgpu::virtual_driver()->current_device();
   if (current != handle->device)
     return refuse(Status::kInvalidValue, call,
                   "wrong device: a handle of device " + std::to_string(handle->device) + " while " +
@@ -226,7 +226,7 @@ Status cublasLtMatmul(Handle handle, Product product, const void* alpha, const v
   add_uses(work.uses, p.d, d, p.batch, kVgpuWrite);
   add_epilogue_uses(work.uses, p, true);
   work.run = [p, way, o] { compute(p, *way, o); };
-  const Result r = virtual_driver()->submit(stream, &work);
+  const Result r = vgpu::virtual_driver()->submit(stream, &work);
   return r == Result::kSuccess
              ? Status::kSuccess
              : refuse(Status::kExecutionFailed, __func__,

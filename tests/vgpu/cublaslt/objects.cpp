@@ -10,7 +10,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "tests/vgpu/cublaslt/driver.h"
+#include "tests/vgpu/cuda/virtual_driver.h"
 
 namespace vgpu::blas {
 
@@ -155,7 +155,7 @@ const char* vgpu_emulation() { return "cublasLt"; }
 Status cublasLtCreate(Handle* handle) {
   if (const Status s = requested(__func__); s != Status::kSuccess) return s;
   if (!handle) return refuse(Status::kInvalidValue, __func__, "no place for the handle");
-  const int device = virtual_driver() ? virtual_driver()->current_device() : -1;
+  const int device = vgpu::virtual_driver() ? vgpu::virtual_driver()->current_device() : -1;
   if (device < 0)
     return refuse(Status::kNotInitialized, __func__, "no device is current on this thread");
   *handle = new HandleObject{device};

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "tests/vgpu/cudnn/driver.h"
+#include "tests/vgpu/cuda/virtual_driver.h"
 #include "tests/vgpu/cudnn/interpret.h"
 #include "tests/vgpu/cudnn/objects.h"
 
@@ -159,7 +159,7 @@ const char* vgpu_emulation() { return "cudnn"; }
 Status cudnnCreate(Handle* handle) {
   if (const Status s = requested(__func__); s != Status::kSuccess) return s;
   if (!handle) return refuse(Status::kBadParam, __func__, "no place for the handle");
-  const int device = virtual_driver() ? virtual_driver()->current_device() : -1;
+  const int device = vgpu::virtual_driver() ? vgpu::virtual_driver()->current_device() : -1;
   if (device < 0)
     return refuse(Status::kNotInitialized, __func__, "no device is current on this thread");
   *handle = new HandleObject{device, nullptr};
@@ -218,7 +218,7 @@ Status cudnnBackendExecute(Handle handle, Descriptor plan_at, Descriptor pack_at
   if (!is_descriptor(plan) || plan->type != kPlan || !plan->finished || !is_descriptor(pack) ||
       pack->type != kVariantPack || !pack->finished)
     return refuse(Status::kNotFinalized, __func__, "no plan or no variant pack that is finalized");
-  const int current = virtual_driver()->current_device();
+  const int current = vgpu::virtual_driver()->current_device();
   if (current != handle->device || plan->device != handle->device)
     return refuse(Status::kBadParam, __func__,
                   "wrong device: a handle of device " + std::to_string(handle->device) +
@@ -244,7 +244,7 @@ Status cudnnBackendExecute(Handle handle, Descriptor plan_at, Descriptor pack_at
   work.run = [graph = plan->graph, index = engine.index, call, t = turn++] {
     interpret(*graph, index, call.at, call.numbers, t);
   };
-  const Result r = virtual_driver()->submit(handle->stream, &work);
+  const Result r = vgpu::virtual_driver()->submit(handle->stream, &work);
   return r == Result::kSuccess
              ? Status::kSuccess
              : refuse(Status::kExecutionFailed, __func__,

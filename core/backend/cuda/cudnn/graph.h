@@ -81,7 +81,7 @@ class ExecutionPlan {
 
 using Extents = std::vector<int64_t>;
 Extents dense_strides(const Extents& extents);
-/// Of [N, C, places..], whose channels are neighbours.
+/// The strides of a dense [N, C, places..] whose channels are neighbours.
 Extents last_strides(const Extents& extents);
 
 enum class ConvKind : int32_t { kForward, kGradInput, kGradWeight };

@@ -33,8 +33,8 @@ struct AttentionProblem {
 };
 struct AttentionValues {
   static constexpr Graph::Value kQ = 1, kK = 2, kV = 3, kOut = 4, kLse = 5;
-  // Of the gradient: the cotangent, results, and scratch that the caller gives: rows [B, H, T] and,
-  // unless one_sum, the gradient of q, both f32.
+  // The gradient's graph also has the cotangent, the results, and scratch, which the caller
+  // allocates: rows, f32 [B, H, T], and unless one_sum the gradient of q in f32.
   static constexpr Graph::Value kG = 6, kDq = 7, kDk = 8, kDv = 9, kRows = 10, kWideDq = 11;
 };
 Graph graph_of(const CudnnFunctions& f, const AttentionProblem& p);

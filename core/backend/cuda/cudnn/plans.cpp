@@ -30,7 +30,7 @@ class InUse {
   const CudnnFunctions* get() {
     if (failed_.load(std::memory_order_relaxed)) return nullptr;
     const CudnnFunctions* f = cudnn();
-    // Who has switched it off need not be told.
+    // A user who has switched the library off is not warned.
     if (!f && !cudnn_is_wanted()) failed_ = true;
     if (!f) fail(why_no_cudnn());
     return f;
@@ -59,8 +59,8 @@ struct OnCard {
   std::unordered_map<std::string, dnn::ExecutionPlan*> plans;
 };
 
-/// Of threads that have ended, for those that begin: nothing is destroyed, which would wait for the
-/// card, or come after the driver's end.
+/// Keeps the handles and plans of threads that have ended, for threads that begin. It destroys
+/// none: that would wait for the card, or come after the driver's end.
 class Pool {
  public:
   OnCard& take(int device) {

@@ -39,7 +39,7 @@ class InUse {
   const CublasLtFunctions* get() {
     if (failed_.load(std::memory_order_relaxed)) return nullptr;
     const CublasLtFunctions* f = cublaslt();
-    // Who has switched it off need not be told.
+    // A user who has switched the library off is not warned.
     if (!f && !cublaslt_is_wanted()) failed_ = true;
     if (!f) fail(why_no_cublaslt());
     return f;

@@ -1,13 +1,21 @@
-#include "tests/vgpu/cudnn/driver.h"
-
+// The virtual driver, as another virtual library finds it where the program has loaded it.
+#pragma once
 #include <dlfcn.h>
 
 #include <mutex>
 
-namespace vgpu::dnn {
+#include "tests/vgpu/cuda/work.h"
 
-// A program may ask before it loads the driver, and again afterwards.
-const VirtualDriver* virtual_driver() {
+namespace vgpu {
+
+struct VirtualDriver {
+  SubmitWork* submit;
+  CurrentDevice* current_device;
+};
+
+/// Null where the program has no virtual driver. It may ask before it loads that, and again
+/// afterwards.
+inline const VirtualDriver* virtual_driver() {
   static std::mutex mutex;
   static VirtualDriver driver{};
   std::lock_guard lock(mutex);
@@ -19,4 +27,4 @@ const VirtualDriver* virtual_driver() {
   return driver.submit ? &driver : nullptr;
 }
 
-}  // namespace vgpu::dnn
+}  // namespace vgpu
