@@ -124,6 +124,11 @@ class StagedWork final : public Work {
   Ref<Event> copied_;
 };
 
+// NCCL sums in an order of its own.
+bool takes(const CardGroup& cards, const Collective& c) {
+  return cards.supports(c) && !(traits(c.kind).reduces && deterministic_algorithms());
+}
+
 }  // namespace
 
 Ref<CardGroup> DeviceGroup::cards() const {
@@ -149,14 +154,18 @@ Ref<ProcessGroup> DeviceGroup::group_for(const Collective& c, Device device) {
     decided_ = true;
   }
   if (!cards_ || !cards_->supports(c)) return nullptr;
-  // NCCL sums in an order of its own.
-  if (traits(c.kind).reduces && deterministic_algorithms()) {
-    if (!std::exchange(told_, true) && rank() == 0)
-      logging::info("{}: deterministic reductions on {} pass through the host", name(),
-                    to_string(device));
-    return nullptr;
-  }
-  return cards_;
+  if (takes(*cards_, c)) return cards_;
+  if (!std::exchange(told_, true) && rank() == 0)
+    logging::info("{}: deterministic reductions on {} pass through the host", name(),
+                  to_string(device));
+  return nullptr;
+}
+
+bool DeviceGroup::captures(const Collective& c) const {
+  const Device device = device_of(c);
+  if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)]) return group->captures(c);
+  const Ref<CardGroup> group = cards();
+  return group && runtime_of(device).name() == "cuda" && takes(*group, c) && group->captures(c);
 }
 
 std::string_view DeviceGroup::backend(Device device) const {

@@ -47,6 +47,7 @@ class DeviceGroup final : public ProcessGroup {
   const std::string& name() const override { return cpu().name(); }
   std::string_view backend(Device device) const override;
   bool supports(const Collective& c) const override;
+  bool captures(const Collective& c) const override;
   Ref<Work> submit(const Collective& c) override;
   Ref<ProcessGroup> split(int color, int key, CallSite site) override;
   void abort(const std::string& why) override;

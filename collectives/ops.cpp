@@ -86,6 +86,9 @@ class CollectiveOp final : public CollectivePrimitive {
   }
 
   bool moves_its_result() const override { return in_place_verb(kind); }
+  bool captures(std::span<const Tensor> in, std::span<const Tensor> out) const override {
+    return group->captures({.kind = kind, .op = op, .in = in, .out = out});
+  }
 
   const CollKind kind;
   const ReduceOp op;
@@ -94,6 +97,7 @@ class CollectiveOp final : public CollectivePrimitive {
 };
 
 thread_local CallOrderScope::List* announcing = nullptr;
+thread_local SubmittedScope* keeping = nullptr;
 
 // Takes the list that the next call on `group` announces; it is announced once.
 Ref<const CallOrder> order_on(const ProcessGroup& group) {
@@ -174,6 +178,9 @@ class PiecesOp final : public CollectivePrimitive {
 
   // Sizes may differ between ranks; how the whole is divided is an attribute.
   bool ranks_agree_on_size() const override { return false; }
+  bool captures(std::span<const Tensor> in, std::span<const Tensor> out) const override {
+    return group->captures({.kind = kind, .op = op, .in = in, .out = out});
+  }
 
   const CollKind kind;
   const ReduceOp op;
@@ -263,7 +270,8 @@ bool is_collective(const Primitive& prim) { return prim.traits().kind == OpKind:
 void CollectivePrimitive::submit(Collective c) const {
   c.async = true;
   c.order = order_on(*group);
-  group->submit(c);
+  Ref<Work> work = group->submit(c);
+  if (keeping) keeping->works_.push_back(std::move(work));
 }
 
 PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group) {
@@ -289,6 +297,10 @@ const CollectivePrimitive& collective(const Primitive& prim) {
 ProcessGroup& group_of(const Primitive& prim) { return *collective(prim).group; }
 bool moves_its_result(const Primitive& prim) { return collective(prim).moves_its_result(); }
 
+bool captures(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out) {
+  return collective(prim).captures(in, out);
+}
+
 uint64_t hash_collective(const Primitive& prim, const Meta& operand) {
   uint64_t text = std::hash<std::string>()(to_string(prim));
   return (text ^ uint64_t(operand.dtype)) * 0x9e3779b97f4a7c15ull +
@@ -299,5 +311,8 @@ CallOrderScope::CallOrderScope(List list) : before_(announcing), list_(std::move
   announcing = &list_;
 }
 CallOrderScope::~CallOrderScope() { announcing = before_; }
+
+SubmittedScope::SubmittedScope() : before_(keeping) { keeping = this; }
+SubmittedScope::~SubmittedScope() { keeping = before_; }
 
 }  // namespace tessera

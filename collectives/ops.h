@@ -4,6 +4,9 @@
 // nothing is registered with the core. None has a derivative: what the gradient of a collective is
 // depends on which ranks hold what, which only the layer above knows (redistribute).
 #pragma once
+#include <utility>
+#include <vector>
+
 #include "collectives/process_group.h"
 #include "core/primitive/attributes.h"
 #include "core/primitive/primitive.h"
@@ -58,6 +61,11 @@ class CollectivePrimitive : public Primitive {
       : Primitive(info), group(std::move(group)) {}
   /// True where the result, like an operand, is reduced or sent in the memory in which it lies.
   virtual bool moves_its_result() const { return false; }
+  /// Whether the kernel may run while the calling thread captures what it enqueues, as
+  /// ProcessGroup::captures.
+  virtual bool captures(std::span<const Tensor> /*in*/, std::span<const Tensor> /*out*/) const {
+    return false;
+  }
   /// False where ranks may have operands of different sizes.
   virtual bool ranks_agree_on_size() const { return true; }
   /// Called by the kernel: starts `c` on the group; outputs are pending until it is done. Sets
@@ -76,9 +84,27 @@ PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group);
 ProcessGroup& group_of(const Primitive& prim);
 /// See CollectivePrimitive::moves_its_result.
 bool moves_its_result(const Primitive& prim);
+/// See CollectivePrimitive::captures.
+bool captures(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out);
 /// Hashes what the ranks of a collective must agree on: kind, operator, root, and the dtype and
 /// counts of its operand.
 uint64_t hash_collective(const Primitive& prim, const Meta& operand);
+
+/// While this object lives, it keeps what the collective ops of this thread submit.
+class SubmittedScope {
+ public:
+  SubmittedScope();
+  ~SubmittedScope();
+  SubmittedScope(const SubmittedScope&) = delete;
+  SubmittedScope& operator=(const SubmittedScope&) = delete;
+  /// What was submitted since the last call.
+  std::vector<Ref<Work>> take() { return std::exchange(works_, {}); }
+
+ private:
+  friend class CollectivePrimitive;
+  SubmittedScope* const before_;
+  std::vector<Ref<Work>> works_;
+};
 
 /// While this object lives, the first collective op that this thread runs on each of these groups
 /// announces the list of those that follow.

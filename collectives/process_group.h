@@ -114,6 +114,11 @@ class ProcessGroup : public RefCounted {
   virtual std::string_view backend(Device device = {}) const = 0;
   /// True when submit would accept the kind, operator, dtype and device of `c`.
   virtual bool supports(const Collective& c) const = 0;
+  /// True when submit() of `c` may be called while the calling thread captures what it enqueues
+  /// (DeviceRuntime::capture). Each launch of the graph then makes the call again, and the result
+  /// of submit() is good for Work::wait_on alone, on the stream that captures: tensors get no
+  /// events.
+  virtual bool captures(const Collective& /*c*/) const { return false; }
   /// Submits a collective; all verbs end here. The result is never null; a synchronous call returns
   /// a Work that is done.
   virtual Ref<Work> submit(const Collective& c) = 0;

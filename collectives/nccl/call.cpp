@@ -6,6 +6,11 @@
 
 namespace tessera::nccl {
 
+std::string CardCall::title() const {
+  const std::string first = fmt::format("{} #{}", name_of(plan.kind), seq());
+  return captured ? fmt::format("{}, the first of {} in a captured graph", first, captured) : first;
+}
+
 void CardCall::set_submitted(Ref<Event> begun, Ref<Event> ended, bool timed) {
   begun_ = std::move(begun), ended_ = std::move(ended), timed_ = timed;
   submitted_.store(true, std::memory_order_release);

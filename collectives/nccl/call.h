@@ -22,8 +22,8 @@ class CallOwner : public RefCounted {
 
 class CardCall final : public Work {
  public:
-  CardCall(Ref<CallOwner> owner, const Collective& c, Millis limit)
-      : site(c.site), limit(limit), async(c.async), owner_(std::move(owner)) {}
+  CardCall(Ref<CallOwner> owner, CallSite site, Millis limit, bool async)
+      : site(site), limit(limit), async(async), owner_(std::move(owner)) {}
 
   bool done() const override { return submitted() ? ended_->done() : bool(owner_->failure()); }
   void wait() override;
@@ -46,7 +46,11 @@ class CardCall final : public Work {
   const CallSite site;
   const Millis limit;
   const bool async;
-  std::string title() const { return fmt::format("{} #{}", name_of(plan.kind), seq()); }
+  /// How many calls of a captured graph it stands for, of which `plan` describes the first; 0:
+  /// none.
+  size_t captured = 0;
+  /// "all_reduce #7", "all_reduce #7, the first of 12 in a captured graph".
+  std::string title() const;
 
  private:
   const Ref<CallOwner> owner_;

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <optional>
 #include <thread>
+#include <utility>
 
+#include "collectives/thread.h"
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/copy.h"
 #include "core/base/error.h"
@@ -83,7 +85,10 @@ Communicator::Communicator(int device, int size, const UniqueId& id, int rank, c
   }
 }
 
-Communicator::~Communicator() { abort(); }
+Communicator::~Communicator() {
+  abort();
+  if (aborting_.joinable()) aborting_.join();
+}
 
 void Communicator::check(Result result, const char* symbol) const {
   if (result != Result::kSuccess && result != Result::kInProgress)
@@ -115,6 +120,15 @@ void Communicator::abort() {
   if (!comm_) return;
   const cuda::CurrentDevice current(device_);
   nccl_.comm_abort.result(std::exchange(comm_, nullptr));
+}
+
+void Communicator::abort_beside() {
+  if (!comm_) return;
+  aborting_ = ::tessera::detail::start_thread("tessera-abort",
+                                              [this, comm = std::exchange(comm_, nullptr)] {
+                                                const cuda::CurrentDevice current(device_);
+                                                nccl_.comm_abort.result(comm);
+                                              });
 }
 
 void Communicator::close() {

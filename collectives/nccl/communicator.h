@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <thread>
 
 #include "collectives/nccl/library.h"
 #include "collectives/plan.h"
@@ -38,6 +39,9 @@ class Communicator {
   /// What has gone wrong meanwhile; kSuccess: nothing.
   Result error() const;
   void abort();
+  /// The same beside the calling thread, where graphs have calls of it: NCCL waits until they are
+  /// destroyed. The work ends at once.
+  void abort_beside();
   /// Ends it together with its peers, once its work is done; aborts it where that takes too long.
   void close();
 
@@ -58,6 +62,7 @@ class Communicator {
   const int device_;
   Comm comm_ = nullptr;
   cuda::SideStream stream_;
+  std::thread aborting_;
 };
 
 /// Whether NCCL has the operator for the dtype.

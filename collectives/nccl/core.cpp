@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "collectives/thread.h"
+#include "core/backend/cuda/capture.h"
 #include "core/dispatch/default_device.h"
 #include "core/tensor/device_runtime.h"
 #include "core/tensor/ready_lock.h"
@@ -69,8 +70,6 @@ bool GroupCore::idle() const {
 // NCCL takes pieces that follow each other, and no result that lies over an operand in part.
 GroupCore::Ready GroupCore::prepare(const Ref<CardCall>& call, const Collective& c) {
   const Stream& stream = lane_of(call->plan).comm->stream();
-  for (const Tensor& t : c.in) t.storage()->wait_ready(stream);
-  for (const Tensor& t : c.out) t.storage()->wait_writable(stream);
   Plan& plan = call->plan;
   Ready ready{call, nullptr, Tensors(c.in.begin(), c.in.end()), Clock::now()};
   for (const Tensor& t : c.out) ready.tensors.push_back(t);
@@ -80,24 +79,27 @@ GroupCore::Ready GroupCore::prepare(const Ref<CardCall>& call, const Collective&
     const Parts copies = moved_to(plan.give, static_cast<std::byte*>(memory->data()));
     copy_parts(copies, plan.give, stream);
     plan.give = copies;
-    ready.after = [memory] {};  // until then it is in use
+    ready.memory.push_back(memory);
   }
   if (plan.kind == CollKind::kAllGather && plan.record.form == 0 && !follow_each_other(plan.take)) {
     const Ref<Storage> memory = memory_on(stream, total_bytes(plan.take));
     const Parts results = plan.take;
     plan.take = moved_to(plan.take, static_cast<std::byte*>(memory->data()));
-    ready.after = [=, given = ready.after, taken = plan.take] {
-      copy_parts(results, taken, stream);
-    };
+    ready.memory.push_back(memory);
+    ready.after = [=, taken = plan.take] { copy_parts(results, taken, stream); };
   }
   return ready;
 }
 
 Ref<Work> GroupCore::submit(const Collective& c) {
   if (dead()) throw_failure();
+  if (cuda::is_captured(cuda::compute_stream(device_.index))) return capture(c);
   const Millis limit = c.timeout.count() > 0 ? c.timeout : context_.timeout;
-  auto call = make_ref<CardCall>(Ref<CallOwner>(this), c, limit);
+  auto call = make_ref<CardCall>(Ref<CallOwner>(this), c.site, limit, c.async);
   detail::make_plan(c, members_.rank, members_.size, call->plan, device_);
+  const Stream& stream = lane_of(call->plan).comm->stream();
+  for (const Tensor& t : c.in) t.storage()->wait_ready(stream);
+  for (const Tensor& t : c.out) t.storage()->wait_writable(stream);
   Ready ready = prepare(call, c);
   const bool message = call->plan.is_p2p();
   {
@@ -105,7 +107,7 @@ Ref<Work> GroupCore::submit(const Collective& c) {
     if (dead()) throw_failure();
     detail::seal(call->plan.record, message ? ++messages_ : ++collectives_);
     if (!message) journal_.add(call->plan.record, c.site);
-    if (!thread_.joinable()) thread_ = detail::start_thread("tessera-nccl", [this] { watch(); });
+    start_watching();
     if (message) {
       put_off_.push_back(std::move(ready));
       if (c.kind == CollKind::kSend && !c.async) submit_all_put_off();
@@ -146,22 +148,26 @@ void GroupCore::submit_all_put_off() {
 void GroupCore::submit_now(Lane& lane, std::vector<Ready> calls) {
   DeviceRuntime& runtime = runtime_of(device_);
   const Stream& stream = lane.comm->stream();
-  const CardCall& first = *calls[0].call;
   const bool timed = std::ranges::any_of(calls, [](const Ready& r) { return r.call->async; });
   const auto record = [&] { return timed ? runtime.record_timed(stream) : runtime.record(stream); };
-  std::vector<const Plan*> plans;
-  for (const Ready& r : calls) plans.push_back(&r.call->plan);
   const Ref<Event> begun = record();
-  with_nccl(first.title(), facts_of(first), first.limit,
-            [&](const Communicator::Pause& pause) { lane.comm->submit(plans, pause); });
-  for (const Ready& r : calls)
-    if (r.after) r.after();
+  submit_to_nccl(lane, calls);
   const Ref<Event> ended = record();
   const Ref<cuda::Refusals> thread = cuda::refusals_of(cuda::compute_stream(device_.index));
   for (const Ready& r : calls) {
     r.call->set_submitted(begun, ended, timed);
     lane.underway.push_back({r.call, thread});
   }
+}
+
+void GroupCore::submit_to_nccl(Lane& lane, std::span<const Ready> calls) {
+  const CardCall& first = *calls[0].call;
+  std::vector<const Plan*> plans;
+  for (const Ready& r : calls) plans.push_back(&r.call->plan);
+  with_nccl(first.title(), facts_of(first), first.limit,
+            [&](const Communicator::Pause& pause) { lane.comm->submit(plans, pause); });
+  for (const Ready& r : calls)
+    if (r.after) r.after();
 }
 
 // Runs `body` with a pause that ends it when a peer is gone or the deadline has passed. The mutex
@@ -272,7 +278,7 @@ void GroupCore::die(CommError error) {
     for (const Underway& u : lane.underway)
       if (u.thread && u.call->error() && threads.insert(u.thread.get()).second)
         u.thread->post(failure());
-  for (const Lane& lane : lanes_) lane.comm->abort();
+  for (const Lane& lane : lanes_) graphs_ ? lane.comm->abort_beside() : lane.comm->abort();
   put_off_.clear();
   changed_.notify_all();
 }

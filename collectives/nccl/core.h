@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <set>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -37,14 +38,19 @@ class PeerWait final : public detail::Watchdog::Wait {
   const Fail fail_;
 };
 
+class CapturedCalls;
+
 class GroupCore final : public CallOwner {
  public:
   using Clock = std::chrono::steady_clock;
   GroupCore(detail::Membership members, GroupContext context, Device device,
             Communicators communicators);
-  /// Waits for the work and ends the communicator; no call may be submitted after it.
+  ~GroupCore() override;
+  /// Waits for the work and ends the communicators, unless graphs use them: then they end with the
+  /// graphs. No call may be submitted after it, and no graph launched.
   void close();
 
+  /// Where the calling thread captures, the call becomes a part of the graph.
   Ref<Work> submit(const Collective& c);
   Communicators split(int color, int key);
   void abort(const std::string& why);
@@ -69,6 +75,7 @@ class GroupCore final : public CallOwner {
     // reuses it waits for the call.
     Tensors tensors;
     Clock::time_point called;
+    std::vector<Ref<Storage>> memory = {};  // for pieces that are brought together
   };
   /// A communicator, what is under way on it, and the first of that, if the card has come to it.
   struct Lane {
@@ -85,6 +92,7 @@ class GroupCore final : public CallOwner {
   bool dead() const { return dead_.load(std::memory_order_acquire); }
   Ready prepare(const Ref<CardCall>& call, const Collective& c);
   void submit_now(Lane& lane, std::vector<Ready> calls);
+  void submit_to_nccl(Lane& lane, std::span<const Ready> calls);
   void submit_all_put_off();
   void with_nccl(const std::string& title, detail::WaitFacts facts, Millis limit,
                  const std::function<void(const Communicator::Pause&)>& body);
@@ -95,6 +103,13 @@ class GroupCore final : public CallOwner {
   void request_failure(const CommError& error);
   std::optional<CommError> requested() const;
   void die(CommError error);
+  void close_communicators();
+
+  // Graphs that have calls of the group (captured.cpp).
+  friend class CapturedCalls;
+  Ref<Work> capture(const Collective& c);
+
+  void start_watching();
 
   // The rest runs on the thread that watches.
   void watch();
@@ -113,6 +128,7 @@ class GroupCore final : public CallOwner {
   std::array<Lane, 3> lanes_;  // as Communicators
   uint64_t collectives_ = 0, messages_ = 0;
   std::vector<Ready> put_off_;
+  int graphs_ = 0;  // that have calls of the group and were not destroyed
   bool stop_ = false;
   std::thread thread_;
   Journal journal_;

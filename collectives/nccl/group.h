@@ -47,6 +47,7 @@ class NcclGroup final : public detail::CardGroup {
   std::string_view backend(Device) const override { return "nccl"; }
   /// Not for bitwise operators, but on bools.
   bool supports(const Collective& c) const override;
+  bool captures(const Collective& c) const override { return !traits(c.kind).p2p; }
   /// Throws UserError for tensors on another card than that of the group's first call.
   Ref<Work> submit(const Collective& c) override;
   Ref<CardGroup> split_beside(const ProcessGroup* part, int color, int key) override;

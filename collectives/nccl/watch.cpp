@@ -3,6 +3,7 @@
 
 #include "collectives/nccl/core.h"
 #include "collectives/store/liveness.h"
+#include "collectives/thread.h"
 
 namespace tessera::nccl {
 
@@ -29,6 +30,10 @@ WaitFacts GroupCore::facts_of(const CardCall& call) const {
   f.peer = members_.world_ranks[size_t(call.plan.record.peer)];
   f.takes = call.plan.takes;
   return f;
+}
+
+void GroupCore::start_watching() {
+  if (!thread_.joinable()) thread_ = detail::start_thread("tessera-nccl", [this] { watch(); });
 }
 
 void GroupCore::watch() {
@@ -171,10 +176,12 @@ void GroupCore::close() {
   if (thread_.joinable()) thread_.join();
   unwatch();
   std::lock_guard lock(mutex_);
-  for (Lane& lane : lanes_) {
-    lane.underway.clear();
-    lane.comm->close();
-  }
+  for (Lane& lane : lanes_) lane.underway.clear();
+  if (!graphs_) close_communicators();
+}
+
+void GroupCore::close_communicators() {
+  for (Lane& lane : lanes_) lane.comm->close();
 }
 
 }  // namespace tessera::nccl

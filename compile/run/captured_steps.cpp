@@ -1,7 +1,9 @@
 #include "compile/run/captured_steps.h"
 
 #include <algorithm>
+#include <unordered_map>
 
+#include "collectives/ops.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 
@@ -9,6 +11,41 @@ namespace tessera::compiler {
 namespace {
 
 Memory& memory_of(Program& p, MemoryId m) { return p.memories[size_t(m)]; }
+
+// Collectives that a graph which is being captured has begun, by the memory of their results.
+class PendingCalls {
+ public:
+  explicit PendingCalls(const Stream& stream) : stream_(stream) {}
+  void add(const Step& s, const Ref<Work>& work) {
+    for (const Tensor& t : s.out) calls_[t.storage().get()] = {work, &group_of(*s.prim)};
+  }
+  // Lets the steps that follow come after the collective that writes the memory.
+  void wait_for(const Storage* result) {
+    const auto call = calls_.find(result);
+    if (call == calls_.end()) return;
+    call->second.work->wait_on(stream_);
+    calls_.erase(call);
+  }
+  // A group's own calls are in order.
+  void wait_for_other_groups(const Step& s) {
+    for (auto list : {s.in, s.out})
+      for (const Tensor& t : list)
+        if (const auto call = calls_.find(t.storage().get());
+            call != calls_.end() && call->second.group != &group_of(*s.prim))
+          wait_for(t.storage().get());
+  }
+  void wait_for_all() {
+    while (!calls_.empty()) wait_for(calls_.begin()->first);
+  }
+
+ private:
+  struct Call {
+    Ref<Work> work;
+    const ProcessGroup* group;
+  };
+  const Stream stream_;
+  std::unordered_map<const Storage*, Call> calls_;
+};
 
 const char* address_of(const Memory& m) {
   const Tensor& t = m.views[0].tensor;
@@ -98,6 +135,14 @@ void CapturedSteps::begin_run(Program& program, bool step_by_step) {
   for (size_t r = 0; r < streams_.size(); ++r)
     others |= graphs_[r] && streams_[r] != stream_of(program.ranges[r].device);
   if (others) reset();
+  look_at_places(program);
+  if (gave_up_) return;
+  for (Place& p : places_)
+    if (p.own) stand_in(program, p);
+  graphs_run_ = runs_ > 1;
+}
+
+void CapturedSteps::look_at_places(Program& program) {
   if (!found_) find_places(program);
   ++runs_;
   constexpr int kMostMoves = 8;
@@ -108,20 +153,23 @@ void CapturedSteps::begin_run(Program& program, bool step_by_step) {
     if (moved)
       for (Ref<DeviceGraph>& g : graphs_) g.reset();
   } catch (const Error& e) {
-    return give_up(e.what());
+    give_up(e.what());
   }
-  for (Place& p : places_)
-    if (p.own) stand_in(program, p);
-  graphs_run_ = runs_ > 1;
 }
 
 Ref<DeviceGraph> CapturedSteps::captured(const Program& program, const StepRange& range) {
   return runtime_of(range.device).capture(range.device.index, [&] {
     const Stream stream = stream_of(range.device);
+    PendingCalls pending(stream);
     for (int i = range.begin; i < range.end; ++i) {
       const Step& s = program.steps[size_t(i)];
+      for (MemoryId m : s.waits) pending.wait_for(program.memories[size_t(m)].storage.get());
+      if (s.collective) pending.wait_for_other_groups(s);
+      SubmittedScope submitted;
       s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream);
+      for (const Ref<Work>& work : submitted.take()) pending.add(s, work);
     }
+    pending.wait_for_all();
   });
 }
 
@@ -151,6 +199,7 @@ bool CapturedSteps::run(Program& program, size_t r) {
 }
 
 void CapturedSteps::end_run(Program& program) {
+  if (!found_ && !program.ranges.empty() && !gave_up_) look_at_places(program);
   for (Place& p : places_) {
     if (!p.given) continue;
     Memory& m = memory_of(program, p.memory);

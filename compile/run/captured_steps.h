@@ -1,5 +1,7 @@
 // Runs ranges of a program's steps as graphs of their device, one launch each. The first run goes
-// step by step, since kernels are loaded then; the second one captures. A graph knows addresses. So
+// step by step, since kernels are loaded then and groups choose who moves their tensors; the second
+// one captures. Collectives that are captured run on a stream of their group's: they begin behind
+// the steps before them, and end before the first step that needs them. A graph knows addresses. So
 // an input or output that lies elsewhere at each run gets memory of its own: inputs are copied into
 // it before the run, outputs out of it behind. Where other memory moved, the ranges are captured
 // anew. A graph belongs to the thread and the stream that captured it.
@@ -42,6 +44,7 @@ class CapturedSteps {
     Ref<Storage> given = {};
     int64_t given_base = 0;
   };
+  void look_at_places(Program& program);
   void find_places(const Program& program);
   bool find_moved(const Program& program);
   void stand_in(Program& program, Place& place);

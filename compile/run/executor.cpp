@@ -11,6 +11,7 @@
 #include "compile/run/host_numbers.h"
 #include "compile/run/memory_order.h"
 #include "compile/run/program.h"
+#include "compile/run/step_ranges.h"
 #include "core/base/profile.h"
 #include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
@@ -273,6 +274,7 @@ struct Executor::Impl {
     try {
       captured.begin_run(program, /*step_by_step=*/current_profile() != nullptr);
       run_steps();
+      if (!program.ranges_found) find_ranges(program), numbers.forget_values();
       captured.end_run(program);
     } catch (...) {
       captured.reset();

@@ -7,13 +7,15 @@
 namespace tessera::compiler {
 namespace {
 
-bool on_host(const Graph& g, const Node& n) {
+// A node of the host, or one that brings values of the host to a device.
+bool begins_on_host(const Graph& g, const Node& n) {
   const auto host = [&](ValueId id) { return id == kNoValue || g[id].meta.device.is_cpu(); };
   // Large values would live longer, and work on them would no longer run beside the device's.
   constexpr int64_t kSmall = 1024;
   const auto small = [&](ValueId id) { return numel(g[id].meta.shape) <= kSmall; };
+  const bool brings = !n.in.empty() && n.into.empty();
   return n.role != Role::kCollective && std::ranges::all_of(n.in, host) &&
-         std::ranges::all_of(n.out, host) && std::ranges::all_of(n.into, host) &&
+         (brings || std::ranges::all_of(n.out, host)) && std::ranges::all_of(n.into, host) &&
          std::ranges::all_of(n.out, small);
 }
 
@@ -38,7 +40,7 @@ void move_host_first(Graph& g) {
   };
   std::vector<Node> first, rest;
   for (Node& n : g.nodes) {
-    const bool moves = on_host(g, n) && std::ranges::none_of(n.in, in(written)) &&
+    const bool moves = begins_on_host(g, n) && std::ranges::none_of(n.in, in(written)) &&
                        std::ranges::none_of(n.into, in(written)) &&
                        std::ranges::none_of(n.into, in(read));
     if (moves) {

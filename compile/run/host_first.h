@@ -6,8 +6,9 @@
 namespace tessera::compiler {
 
 /// Where steps of `graph` are captured (captures_steps), moves the nodes of the host with small
-/// results that need no result of a device, such as draws of random keys, in front of all others:
-/// what lies between two of them is captured as one.
+/// results that need no result of a device, such as draws of random keys, in front of all others,
+/// and with them those that bring such values to a device: what lies between two of them is
+/// captured as one.
 void move_host_first(Graph& graph);
 
 }  // namespace tessera::compiler

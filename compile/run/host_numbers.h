@@ -13,6 +13,8 @@ class HostNumbers {
   /// Allocates the blocks of `program` and binds its memories of kind kNumber.
   void take_memory(Program& program);
   void release_memory() { blocks_.clear(), last_.clear(); }
+  /// The next run makes all copies: program.copies has changed.
+  void forget_values() { last_.assign(last_.size(), {}); }
   /// Makes the copies number `k` of the program. Runs come one after the other, also where they are
   /// on different streams (Executor), so that nothing waits for a block.
   void copy(const Program& program, size_t k);

@@ -39,7 +39,6 @@ class ProgramMaker {
     add_outputs();
     finish_pending();
     lay_out_arenas();
-    find_ranges(s_);
     return std::move(s_);
   }
 

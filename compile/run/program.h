@@ -102,7 +102,8 @@ struct Program {
   // groups that have their own, for what their collectives reduce or send in place, as large as
   // that needs.
   std::vector<Arena> arenas;
-  std::vector<StepRange> ranges;     // in order
+  std::vector<StepRange> ranges;  // in order; found after the first run (step_ranges.h)
+  bool ranges_found = false;
   std::vector<NumberCopies> copies;  // by `before`
   struct NumberBlock {
     Device device;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "collectives/ops.h"
 #include "compile/codegen/fused.h"
 #include "core/base/env.h"
 #include "core/tensor/device_runtime.h"
@@ -13,21 +14,25 @@ namespace {
 constexpr int kFewest = 2;  // steps of a range: a graph of one saves nothing
 
 bool only_enqueues(const Step& s) {
-  if (!s.kernel || s.uncapturable || s.collective || !captures_steps(s.device)) return false;
+  if (!s.kernel || s.uncapturable || !captures_steps(s.device)) return false;
   for (const Tensor& t : s.out)
     if (t.device() != s.device) return false;
+  if (s.collective) return captures(*s.prim, s.in, s.out);
   // Kernels of programs may do anything.
   return as_fused(*s.prim) || kernel_table().find(s.device.kind, s.prim->id()).run == s.kernel->run;
 }
 
-// A range ends where the result of a collective is waited for: a wait before the range would come
-// too early.
-bool waits_for_collective(const Program& p, const Step& s) {
-  return std::ranges::any_of(
-      s.waits, [&](MemoryId m) { return std::ranges::find(p.results, m) != p.results.end(); });
-}
-
 using Ids = std::unordered_map<const Storage*, MemoryId>;
+
+// The results of collectives that are not captured. A range ends where one is waited for: a wait
+// before the range would come too early.
+std::vector<bool> results_beside(const Program& p, const Ids& ids) {
+  std::vector<bool> beside(p.memories.size());
+  for (const Step& s : p.steps)
+    if (s.collective && !only_enqueues(s))
+      for (const Tensor& t : s.out) beside[size_t(ids.at(t.storage().get()))] = true;
+  return beside;
+}
 
 void note_touched(const Program& p, const Ids& ids, StepRange& range) {
   std::vector<bool> read(p.memories.size()), written(p.memories.size());
@@ -71,13 +76,17 @@ void find_ranges(Program& p) {
   Ids ids;
   for (size_t m = 0; m < p.memories.size(); ++m)
     ids.emplace(p.memories[m].storage.get(), MemoryId(m));
+  const std::vector<bool> beside = results_beside(p, ids);
+  const auto waits_beside = [&](const Step& s) {
+    return std::ranges::any_of(s.waits, [&](MemoryId m) { return beside[size_t(m)]; });
+  };
   const int count = int(p.steps.size());
   for (int i = 0; i < count;) {
     StepRange range{.device = p.steps[size_t(i)].device, .begin = i, .end = i};
     while (range.end < count) {
       const Step& next = p.steps[size_t(range.end)];
       if (!only_enqueues(next) || next.device != range.device) break;
-      if (range.end > range.begin && waits_for_collective(p, next)) break;
+      if (range.end > range.begin && waits_beside(next)) break;
       ++range.end;
     }
     i = std::max(range.end, i + 1);
@@ -86,6 +95,7 @@ void find_ranges(Program& p) {
     p.ranges.push_back(std::move(range));
   }
   join_copies(p);
+  p.ranges_found = true;
 }
 
 }  // namespace tessera::compiler

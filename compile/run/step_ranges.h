@@ -10,7 +10,8 @@ namespace tessera::compiler {
 bool captures_steps(Device d);
 
 /// Fills in p.ranges, and joins neighbours of p.copies: numbers that steps of a range read are
-/// copied before it, in one go. Nothing of the host runs within a range.
+/// copied before it, in one go. Nothing of the host runs within a range. To be called after a run:
+/// the first collectives on cards decide whether theirs can be captured.
 void find_ranges(Program& p);
 
 }  // namespace tessera::compiler

@@ -42,8 +42,9 @@ expect(status == 0 and len(on_cpu) == 5, f"on the CPU: status {status}, {len(on_
 status, _, output, _ = run(["--device", "cuda"], devices=4, ranks="gpu", steps=1)
 expect(status == 0 and "4 ranks" in output, f"--nproc gpu on four cards: status {status}", output)
 for strategy, how in (("ddp", ["--seed", "1"]), ("fsdp", ["--seed", "2"]), ("tp", ["--seed", "3"]), ("pp", ["--seed", "late"]),
-                      ("ddp", ["--seed", "4", "--check"]), ("fsdp", ["--seed", "5", "--check"])):
-    status, losses, output, seconds = run(["--strategy", strategy, "--device", "cuda"], how=how)
+                      ("ddp", ["--seed", "4", "--check"]), ("fsdp", ["--seed", "5", "--check"]), ("ddp --compile", ["--seed", "6"]),
+                      ("fsdp --compile", ["--seed", "7"]), ("tp --compile", ["--seed", "8"])):  # fmt: skip
+    status, losses, output, seconds = run(["--device", "cuda", "--strategy", *strategy.split()], how=how)
     expect(status == 0, f"{strategy} {how}: status {status}", output)
     worst = max(abs(a - b) / abs(b) for a, b in zip(losses, on_cpu, strict=True))
     expect(worst < 1e-5, f"{strategy} {how}: losses {losses}, on the CPU {on_cpu}", output)
@@ -66,6 +67,8 @@ def expect_end(words, what, options=(), environment=None):
 
 expect_end("rank 1 is gone, signal 9", "a rank that is killed", environment={"TESSERA_FAULT": "rank=1,op=all_reduce,n=12,kill"})
 expect_end("all ranks are in the call, but not all of its data has come", "a collective that hangs", environment={"VGPU_NCCL": "hang:1:9"})
+expect_end("in a captured graph on world (cuda)", "a collective that hangs in a graph", ["--compile", "--strategy", "fsdp"],
+           {"VGPU_NCCL": "hang:1:200"})  # fmt: skip
 expect_end("remote process exited or there was a network error", "an error of NCCL's", environment={"VGPU_NCCL": "error:1:9"})
 expect_end("NCCL: ncclCommInitRankConfig: unhandled system error", "a communicator that is refused",
            environment={"VGPU_NCCL": "refuse:ncclCommInitRankConfig"})

@@ -33,6 +33,7 @@ struct Capturing {
   std::set<const void*> allocated = {};  // blocks that only work of the graph has used
   bool fresh = false;                    // allocations do not use a block that was kept
   std::unique_ptr<GraphRefusals> refusals = std::make_unique<GraphRefusals>();
+  std::vector<std::pair<const void*, Ref<GraphPart>>> parts = {};  // by owner
 };
 
 thread_local Capturing* capturing = nullptr;
@@ -51,7 +52,9 @@ class CapturedGraph final : public DeviceGraph {
       : exec_(exec),
         device_(device),
         kept_(std::move(what.kept)),
-        refusals_(std::move(what.refusals)) {}
+        refusals_(std::move(what.refusals)) {
+    for (auto& [owner, part] : what.parts) parts_.push_back(std::move(part));
+  }
   ~CapturedGraph() override {
     try {
       CurrentDevice current(device_);
@@ -65,8 +68,10 @@ class CapturedGraph final : public DeviceGraph {
   void launch(const Stream& stream) override {
     refusals_->launches();
     CurrentDevice current(device_);
+    for (const Ref<GraphPart>& part : parts_) part->before_launch(stream);
     launched_on_ = stream;
     driver().graph_launch(exec_, handle_of(stream));
+    for (const Ref<GraphPart>& part : parts_) part->launched(stream);
   }
 
  private:
@@ -74,6 +79,7 @@ class CapturedGraph final : public DeviceGraph {
   const int device_;
   std::vector<Kept> kept_;
   std::unique_ptr<GraphRefusals> refusals_;
+  std::vector<Ref<GraphPart>> parts_;
   Stream launched_on_;
 };
 
@@ -122,6 +128,13 @@ Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue) {
   }
   driver().graph_destroy(graph);
   return make_ref<CapturedGraph>(exec, device, now);
+}
+
+GraphPart& captured_part(const void* owner, FunctionRef<Ref<GraphPart>()> make) {
+  TESSERA_ASSERT(capturing, "cuda: a part of a graph, but none is captured");
+  for (const auto& [of, part] : capturing->parts)
+    if (of == owner) return *part;
+  return *capturing->parts.emplace_back(owner, make()).second;
 }
 
 Stream allocation_stream(int device) {

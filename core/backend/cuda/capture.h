@@ -8,6 +8,15 @@
 
 namespace tessera::cuda {
 
+/// What a captured graph uses beside the driver and is told of its launches: a communicator, say.
+/// It lives until the graph has been destroyed.
+class GraphPart : public RefCounted {
+ public:
+  /// The graph is about to be launched on `stream`. Throws what forbids that.
+  virtual void before_launch(const Stream& stream) = 0;
+  virtual void launched(const Stream& stream) = 0;
+};
+
 /// As DeviceRuntime::capture.
 Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue);
 
@@ -16,6 +25,8 @@ Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue);
 Stream allocation_stream(int device);
 /// Whether the calling thread captures what it enqueues on `stream`.
 bool is_captured(const Stream& stream);
+/// The part of `owner` in what the calling thread captures; `make` makes it at the first call.
+GraphPart& captured_part(const void* owner, FunctionRef<Ref<GraphPart>()> make);
 /// A tensor whose values are written once, on allocation_stream(), and read at each launch of a
 /// graph that is captured meanwhile: no other work of the graph uses its memory.
 Tensor constant_memory(const Meta& meta);

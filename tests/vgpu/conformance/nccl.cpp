@@ -1,14 +1,18 @@
 // Statements about NCCL. Those of `Nccl` need neither card nor driver, so the vendor's library
 // answers them anywhere; those of `NcclOnCards` need two cards, and ranks are threads.
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <thread>
 
 #include "tests/vgpu/conformance/fixture.h"
 
 namespace vgpu_test {
 namespace {
 
+using tessera::cuda::kCaptureRelaxed;
 using tessera::nccl::Comm;
 using tessera::nccl::Config;
 using tessera::nccl::DataType;
@@ -258,6 +262,57 @@ TEST_F(NcclOnCards, AbortEndsWorkThatWaitsForAPeer) {
     }
     EXPECT_EQ(nccl().comm_abort(second), Outcome::kSuccess);
     r.sync();
+  });
+}
+
+// Captures a sum of `x`, one float, on the rank's stream.
+tessera::cuda::GraphExecHandle captured_sum(const Rank& r, Comm comm, DevicePtr x) {
+  tessera::cuda::GraphHandle graph = nullptr;
+  tessera::cuda::GraphExecHandle exec = nullptr;
+  EXPECT_EQ(cuda().begin_capture(r.stream, kCaptureRelaxed), Result::kSuccess);
+  EXPECT_EQ(nccl().all_reduce(at(x), at(x), 1, DataType::kFloat32, RedOp::kSum, comm, r.stream),
+            Outcome::kSuccess);
+  EXPECT_EQ(cuda().end_capture(r.stream, &graph), Result::kSuccess);
+  EXPECT_EQ(cuda().graph_instantiate(&exec, graph, 0), Result::kSuccess);
+  EXPECT_EQ(cuda().graph_destroy(graph), Result::kSuccess);
+  return exec;
+}
+
+TEST_F(NcclOnCards, EachLaunchOfAGraphMakesItsCallsAgain) {
+  on_ranks([](Rank& r) {
+    const DevicePtr x = r.floats({1});
+    // Rank 1 makes the same calls, the second without a graph.
+    const auto exec = captured_sum(r, r.comm, x);
+    EXPECT_EQ(r.values(x, 1), (std::vector<float>{1}));
+    EXPECT_EQ(cuda().graph_launch(exec, r.stream), Result::kSuccess);
+    if (r.rank == 0) {
+      EXPECT_EQ(cuda().graph_launch(exec, r.stream), Result::kSuccess);
+    } else {
+      EXPECT_EQ(
+          nccl().all_reduce(at(x), at(x), 1, DataType::kFloat32, RedOp::kSum, r.comm, r.stream),
+          Outcome::kSuccess);
+    }
+    EXPECT_EQ(cuda().graph_launch(exec, r.stream), Result::kSuccess);
+    EXPECT_EQ(r.values(x, 1), (std::vector<float>{8}));
+    EXPECT_EQ(cuda().graph_exec_destroy(exec), Result::kSuccess);
+  });
+}
+
+TEST_F(NcclOnCards, ACommunicatorEndsAfterTheGraphsThatHaveItsCalls) {
+  on_ranks([](Rank& r) {
+    Comm second = nullptr;
+    EXPECT_EQ(nccl().comm_split(r.comm, 0, r.rank, &second, nullptr), Outcome::kSuccess);
+    const auto exec = captured_sum(r, second, r.floats({1}));
+    std::atomic<bool> ended = false;
+    std::thread aborts([&, context = context_of(r.rank)] {
+      check(cuda().set_current(context), "set current");
+      EXPECT_EQ(nccl().comm_abort(second), Outcome::kSuccess);
+      ended = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_FALSE(ended);
+    EXPECT_EQ(cuda().graph_exec_destroy(exec), Result::kSuccess);
+    aborts.join();
   });
 }
 

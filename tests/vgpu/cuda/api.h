@@ -49,12 +49,14 @@ struct GraphObject {
   int device = 0;
   std::vector<vgpu::OpRef> ops;                    // in an order that respects `after`
   std::vector<std::unique_ptr<NodeObject>> nodes;  // of those that the driver shows
+  std::vector<std::shared_ptr<void>> owned;
 };
 struct GraphExecObject {
   int device = 0;
   std::vector<vgpu::OpRef> ops, sources;             // `sources`: the graph's, of the same places
   std::vector<std::pair<uint32_t, uint32_t>> lanes;  // of captured lanes: lanes of its own
-  vgpu::OpRef last;                                  // the end of its latest launch
+  std::vector<std::shared_ptr<void>> owned;
+  vgpu::OpRef last;  // the end of its latest launch
 };
 
 }  // namespace tessera::cuda

@@ -3,6 +3,7 @@
 // follow each other.
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "tests/vgpu/cuda/api.h"
 
@@ -50,6 +51,7 @@ OpRef copy_of(const Op& node) {
   auto op = std::make_shared<Op>();
   op->kind = node.kind, op->name = node.name, op->device = node.device, op->run = node.run;
   op->call = node.call, op->host_buffers = node.host_buffers, op->lane = node.lane;
+  op->launched = node.launched;
   return op;
 }
 
@@ -104,6 +106,10 @@ Result cuStreamEndCapture(StreamHandle stream, GraphHandle* graph) {
       return refuse(Result::kStreamCaptureWrongThread, "cuStreamEndCapture",
                     "the capture began in another thread");
     const std::string left = unjoined(*c);
+    const std::vector<OpRef> nodes = std::move(c->nodes);
+    std::vector<std::shared_ptr<void>> owned;  // events keep nodes
+    for (const OpRef& op : nodes)
+      if (op->owned) owned.push_back(std::move(op->owned));
     c->ended = true;
     for (StreamObject* s : c->streams)
       if (is_handle(s)) s->capture = nullptr, s->last = nullptr, s->waits.clear();
@@ -113,7 +119,7 @@ Result cuStreamEndCapture(StreamHandle stream, GraphHandle* graph) {
       return refuse(Result::kStreamCaptureUnjoined, "cuStreamEndCapture",
                     "nothing waits for '" + left + "' of another stream");
     auto g = std::make_unique<GraphObject>();
-    g->device = device, g->ops = c->nodes;
+    g->device = device, g->ops = nodes, g->owned = std::move(owned);
     for (const OpRef& op : g->ops)
       if (is_shown(*op)) g->nodes.push_back(std::make_unique<NodeObject>(NodeObject{op}));
     for (const auto& n : g->nodes) handles<NodeObject>().insert(n.get());
@@ -176,7 +182,7 @@ Result cuGraphInstantiateWithFlags(GraphExecHandle* exec, GraphHandle graph,
     if (const Result r = check("cuGraphInstantiate", graph); r != Result::kSuccess) return r;
     if (flags) return refuse(Result::kInvalidValue, "cuGraphInstantiate", "flags are not emulated");
     auto e = std::make_unique<GraphExecObject>();
-    e->device = device, e->sources = graph->ops;
+    e->device = device, e->sources = graph->ops, e->owned = graph->owned;
     std::unordered_map<const Op*, OpRef> made;
     for (const OpRef& node : graph->ops) {
       const OpRef op = made[node.get()] = copy_of(*node);
@@ -224,7 +230,9 @@ Result cuGraphExecUpdate_v2(GraphExecHandle exec, GraphHandle graph, GraphUpdate
       const Op& now = *graph->ops[i];
       Op& op = *exec->ops[i];
       op.run = now.run, op.call = now.call, op.name = now.name, op.host_buffers = now.host_buffers;
+      op.launched = now.launched;
     }
+    exec->owned = graph->owned;
     return Result::kSuccess;
   });
 }
@@ -262,6 +270,7 @@ Result cuGraphLaunch(GraphExecHandle exec, StreamHandle stream) {
       const OpRef op = made[node.get()] = copy_of(*node);
       op->after = {begin};
       for (const OpRef& a : node->after) op->after.push_back(made.at(a.get()));
+      if (const auto launched = std::exchange(op->launched, nullptr)) launched(op);
       g.add(op);
       s.waits.push_back(op);
     }

@@ -48,6 +48,9 @@ struct Op {
   std::function<uint64_t()> news;
   uint64_t seen = 0;   // of `news`, at the latest call
   bool begun = false;  // `poll` was called
+  // Of a node of a graph that is polled: gives the op of a launch what it polls.
+  std::function<void(const std::shared_ptr<Op>&)> launched;
+  std::shared_ptr<void> owned;  // what the graph of the node keeps
   std::vector<std::shared_ptr<Op>> after;
   Clock clock;  // all that happens before it, itself included
   uint32_t lane = 0, number = 0;

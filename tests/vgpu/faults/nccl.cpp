@@ -16,7 +16,7 @@ using Error = tessera::nccl::Result;
 
 /// Runs `body(rank, communicator, stream)` on two ranks; returns 1 where one of them returned 0.
 template <class Body>
-int on_ranks(const Body& body) {
+int on_ranks(const Body& body, int blocking = 1) {
   start();
   UniqueId id{};
   nccl().get_unique_id(&id);
@@ -27,9 +27,11 @@ int on_ranks(const Body& body) {
     threads.emplace_back([&, r] {
       check(cuda().set_current(context_of(r)), "set current");
       Comm comm = nullptr;
-      if (nccl().comm_init(&comm, 2, id, r, nullptr) != Error::kSuccess ||
-          !body(r, comm, new_stream()))
-        failed = 1;
+      tessera::nccl::Config config;
+      config.blocking = blocking;
+      Error met = nccl().comm_init(&comm, 2, id, r, &config);
+      while (met == Error::kInProgress) nccl().comm_async_error(comm, &met);
+      if (met != Error::kSuccess || !body(r, comm, new_stream())) failed = 1;
     });
   for (std::thread& t : threads) t.join();
   return failed;
@@ -122,6 +124,23 @@ TEST(NcclFaults, DestroyedWithRegisteredMemory) {
       nccl().comm_register(comm, memory, kMiB, &handle);
       return nccl().comm_destroy(comm) == Error::kSuccess;
     });
+  });
+}
+
+TEST(NcclFaults, CaptureThatEndsWhileACallIsInProgress) {
+  expect_found(false, "the capture ended while the call was in progress", [](const Kernels&) {
+    return on_ranks(
+        [](int, Comm comm, StreamHandle s) {
+          const DevicePtr p = zeros(8, s);
+          tessera::cuda::GraphHandle graph = nullptr;
+          check(cuda().begin_capture(s, tessera::cuda::kCaptureRelaxed), "capture");
+          sum(p, 8, comm, s);
+          cuda().end_capture(s, &graph);
+          Error error = Error::kInProgress;
+          while (error == Error::kInProgress) nccl().comm_async_error(comm, &error);
+          return error == Error::kSuccess;
+        },
+        /*blocking=*/0);
   });
 }
 

@@ -31,7 +31,11 @@ Result launch_group(std::unique_lock<std::mutex>&) {
       continue;
     }
     auto tasks = std::make_shared<Tasks>(std::move(part.tasks));
-    part.comm->unlaunched = [comm = part.comm, stream = part.stream, tasks] {
+    part.comm->unlaunched = [comm = part.comm, stream = part.stream, tasks,
+                             capture = part.stream->capture] {
+      if (stream->capture != capture)
+        return void(comm->state = refuse(Result::kUnhandledCudaError, "ncclGroupEnd",
+                                         "the capture ended while the call was in progress"));
       launch(comm, *stream, std::move(*tasks));
     };
     part.comm->asked = 0;
@@ -50,8 +54,6 @@ Result add(const char* call, Comm handle, StreamHandle stream, size_t count, Dat
       if (const Result r = find_ready(call, handle, &comm); r != Result::kSuccess) return r;
       if (check_stream(call, stream, false) != tessera::cuda::Result::kSuccess)
         return Result::kInvalidArgument;
-      if (stream->capture)
-        return refuse(Result::kInvalidUsage, call, "captures are not emulated yet");
       if (stream->device != comm->device)
         return refuse(Result::kInvalidArgument, call,
                       "a stream of device " + std::to_string(stream->device) +

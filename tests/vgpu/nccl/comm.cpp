@@ -106,9 +106,9 @@ struct Split {
       choose();
     }
     if (step == kPlaces) {
-      int64_t words[2];
+      int64_t words[3];  // what Segment::make writes
       std::memcpy(words, id.bytes, sizeof words);
-      if (!parent->exchange(places, {words[0], words[1], 0, 0})) return std::nullopt;
+      if (!parent->exchange(places, {words[0], words[1], words[2], 0})) return std::nullopt;
       if (color == kNoColor) return *result = nullptr, Result::kSuccess;
       std::memcpy(id.bytes, parent->note_of(leader, places), sizeof words);
       if (!join(made, id)) return Result::kSystemError;
@@ -181,13 +181,24 @@ Result find_ready(const char* call, Comm comm, CommRef* found) {
   return Result::kSuccess;
 }
 
+static void nap(std::unique_lock<std::mutex>& lock) {
+  lock.unlock();
+  std::this_thread::sleep_for(std::chrono::microseconds(50));
+  lock.lock();
+}
+
 Result finish_job(const CommRef& comm, std::unique_lock<std::mutex>& lock) {
-  while (comm->blocking && comm->ask() == Result::kInProgress) {
-    lock.unlock();
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-    lock.lock();
-  }
+  while (comm->blocking && comm->ask() == Result::kInProgress) nap(lock);
   return comm->state;
+}
+
+// Where nobody destroys them it waits for ever, as NCCL does.
+static void await_graphs(const char* call, const Communicator& comm,
+                         std::unique_lock<std::mutex>& lock) {
+  if (comm.graphs)
+    std::fprintf(stderr, "vgpu: %s: waits until graphs that have %d calls of it are destroyed\n",
+                 call, comm.graphs);
+  while (comm.graphs) nap(lock);
 }
 
 }  // namespace vgpu::nccl
@@ -307,11 +318,9 @@ Result ncclCommDestroy(Comm handle) {
     if (!comm->registered.empty())
       return refuse(Result::kInvalidUsage, "ncclCommDestroy",
                     std::to_string(comm->registered.size()) + " buffers are registered");
-    while (comm->last && !comm->last->done() && !vgpu::gpu().query(comm->last)) {
-      lock.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-      lock.lock();
-    }
+    while (comm->last && !comm->last->done() && !vgpu::gpu().query(comm->last))
+      vgpu::nccl::nap(lock);
+    vgpu::nccl::await_graphs("ncclCommDestroy", *comm, lock);
     vgpu::nccl::comms().erase(handle);
     delete handle;
     return Result::kSuccess;
@@ -319,7 +328,7 @@ Result ncclCommDestroy(Comm handle) {
 }
 Result ncclCommAbort(Comm handle) {
   if (!handle) return Result::kSuccess;
-  return in_nccl(__func__, [&](auto&) {
+  return in_nccl(__func__, [&](auto& lock) {
     if (!vgpu::nccl::comms().contains(handle))
       return refuse(Result::kInvalidArgument, "ncclCommAbort", "no communicator");
     const CommRef comm = handle->comm;
@@ -328,6 +337,7 @@ Result ncclCommAbort(Comm handle) {
     if (comm->unlaunched) std::exchange(comm->unlaunched, nullptr)();
     comm->registered.clear();
     vgpu::nccl::comms().erase(handle);
+    vgpu::nccl::await_graphs("ncclCommAbort", *comm, lock);
     delete handle;
     return Result::kSuccess;
   });

@@ -3,7 +3,9 @@
 // Sums begin with another rank in each part of a tensor and round 16-bit values at each term; a
 // send ends when the receiver has all. Where ranks differ it hangs, as a card would. It refuses two
 // ranks on one device, windows in different orders, a call while another is in progress, registered
-// memory at the end, captures, fp8, and one communicator on two streams in a group.
+// memory at the end, the end of a capture while a call is in progress, fp8, and one communicator on
+// two streams in a group. A communicator ends once no graph has calls of it, as NCCL 2.26 and newer
+// do: who ends it before waits.
 // Invariant: all of this is used under the mutex of the virtual GPU.
 #pragma once
 #include <functional>
@@ -61,6 +63,7 @@ struct Communicator {
   int asked = 0;  // since that call
   uint64_t notes = 0, calls = 0, rounds = 0;
   uint64_t launches = 0, finished = 0;  // ops, which run in this order
+  int graphs = 0;                       // nodes of graphs that were not destroyed
   OpRef last;
   std::map<int, Reduction> operators;  // by number
   std::set<const void*> registered;
@@ -83,6 +86,8 @@ class Task {
   virtual void begin() = 0;
   /// True when it is done; goes on as far as peers let it otherwise.
   virtual bool step() = 0;
+  /// The same for another launch of a graph.
+  virtual std::unique_ptr<Task> again() const = 0;
   /// The channel of a message; null for a collective.
   virtual const Channel* channel() const { return nullptr; }
   std::string name;
@@ -100,7 +105,7 @@ std::unique_ptr<Task> make_collective(const CommRef& comm, const CollectiveCall&
 std::unique_ptr<Task> make_message(const CommRef& comm, bool sends, void* at, size_t bytes,
                                    int peer);
 using Tasks = std::vector<std::unique_ptr<Task>>;
-/// Submits the tasks as one op.
+/// Submits the tasks as one op, or records them where the stream is captured.
 void launch(const CommRef& comm, StreamObject& stream, Tasks tasks);
 
 /// The communicator of a handle, ready for another call; says why not otherwise.

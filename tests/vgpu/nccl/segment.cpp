@@ -6,8 +6,8 @@
 
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <mutex>
-#include <set>
 
 namespace vgpu::nccl {
 
@@ -18,14 +18,17 @@ namespace {
 struct Address {
   char magic[8];
   int process, descriptor;
+  uint64_t number;  // of the segment in its process, which may use the descriptor's again
 };
 constexpr char kMagic[8] = "vgpuncl";
 
 std::mutex descriptors_mutex;
-std::set<int>& descriptors() {  // that this process made and has not closed
-  static auto* all = new std::set<int>;
+// Those that this process made and has not closed, with the numbers of their segments.
+std::map<int, uint64_t>& descriptors() {
+  static auto* all = new std::map<int, uint64_t>;
   return *all;
 }
+uint64_t made = 0;
 
 }  // namespace
 
@@ -33,8 +36,8 @@ bool Segment::make(UniqueId* id) {
   const int descriptor = memfd_create("vgpu-nccl", MFD_CLOEXEC);
   if (descriptor < 0) return false;
   std::lock_guard lock(descriptors_mutex);
-  descriptors().insert(descriptor);
-  Address at{{}, getpid(), descriptor};
+  descriptors()[descriptor] = ++made;
+  Address at{{}, getpid(), descriptor, made};
   std::memcpy(at.magic, kMagic, sizeof kMagic);
   std::memset(id, 0, sizeof *id);
   std::memcpy(id->bytes, &at, sizeof at);
@@ -49,8 +52,8 @@ std::shared_ptr<Segment> Segment::open(const UniqueId& id, int size) {
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", at.process, at.descriptor);
   const int descriptor = ::open(path, O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return nullptr;
-  const int token = at.process == getpid() ? at.descriptor : -1;
-  std::shared_ptr<Segment> s(new Segment(size, token));
+  std::shared_ptr<Segment> s(new Segment(size));
+  if (at.process == getpid()) s->descriptor_ = at.descriptor, s->number_ = at.number;
   const auto n = static_cast<size_t>(size);
   s->bytes_ = n * sizeof(RankArea) + n * n * sizeof(Channel);
   void* memory = MAP_FAILED;
@@ -66,7 +69,10 @@ std::shared_ptr<Segment> Segment::open(const UniqueId& id, int size) {
 
 void Segment::close_descriptor() const {
   std::lock_guard lock(descriptors_mutex);
-  if (token_ >= 0 && descriptors().erase(token_)) ::close(token_);
+  const auto own = descriptors().find(descriptor_);
+  if (own == descriptors().end() || own->second != number_) return;
+  descriptors().erase(own);
+  ::close(descriptor_);
 }
 
 Segment::~Segment() {

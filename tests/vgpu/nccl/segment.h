@@ -55,8 +55,10 @@ class Segment {
   void close_descriptor() const;
 
  private:
-  Segment(int size, int token) : size_(size), token_(token) {}
-  const int size_, token_;
+  explicit Segment(int size) : size_(size) {}
+  const int size_;
+  int descriptor_ = -1;  // where this process made the segment
+  uint64_t number_ = 0;
   void* memory_ = nullptr;
   size_t bytes_ = 0;
   RankArea* ranks_ = nullptr;

@@ -41,7 +41,7 @@ class Collective final : public Task {
       how_ = made->second;
     else
       how_.op = call.op;
-    facts_ = {comm_->calls++,
+    facts_ = {0,
               static_cast<int32_t>(call.verb),
               static_cast<int32_t>(call.type),
               static_cast<int32_t>(how_.op) + (how_.scaled ? 100 : 0),
@@ -49,7 +49,9 @@ class Collective final : public Task {
               call.count};
   }
 
+  std::unique_ptr<Task> again() const override { return make_collective(comm_, call_); }
   void begin() override {
+    facts_.number = comm_->calls++;
     if (gives_) use(call_.in, given_, kVgpuRead, comm_->device);
     if (takes_) use(call_.out, taken_, kVgpuWrite, comm_->device);
   }
@@ -158,9 +160,13 @@ class Message final : public Task {
         sends_(sends),
         at_(bytes_at(at)),
         bytes_(bytes),
+        peer_(peer),
         channel_(sends ? comm_->segment->channel(comm_->rank, peer)
                        : comm_->segment->channel(peer, comm_->rank)) {}
 
+  std::unique_ptr<Task> again() const override {
+    return std::make_unique<Message>(comm_, sends_, at_, bytes_, peer_);
+  }
   const Channel* channel() const override { return &channel_; }
   void begin() override { use(at_, bytes_, sends_ ? kVgpuRead : kVgpuWrite, comm_->device); }
   bool step() override { return sends_ ? send() : receive(); }
@@ -196,6 +202,7 @@ class Message final : public Task {
   const bool sends_;
   char* const at_;
   const size_t bytes_;
+  const int peer_;
   Channel& channel_;
   size_t moved_ = 0;
   bool differs_ = false;
@@ -272,9 +279,39 @@ std::unique_ptr<Task> make_message(const CommRef& comm, bool sends, void* at, si
   return std::make_unique<Message>(comm, sends, at, bytes, peer);
 }
 
+// The node keeps the tasks, and each launch of the graph makes them anew.
+static void record(const CommRef& comm, StreamObject& stream, const std::string& name,
+                   Tasks tasks) {
+  struct Node {
+    explicit Node(CommRef c, Tasks t) : comm(std::move(c)), tasks(std::move(t)) { ++comm->graphs; }
+    ~Node() { --comm->graphs; }
+    Node(const Node&) = delete;
+    Node& operator=(const Node&) = delete;
+    const CommRef comm;
+    const Tasks tasks;
+  };
+  const auto node = std::make_shared<Node>(comm, std::move(tasks));
+  const OpRef op = gpu().submit(stream, OpKind::kKernel, name, nullptr);
+  op->owned = node;
+  op->launched = [weak = std::weak_ptr(node)](const OpRef& of_launch) {
+    const auto node = weak.lock();
+    Tasks again;
+    for (const auto& task : node->tasks) {
+      again.push_back(task->again());
+      again.back()->name = task->name;
+    }
+    auto work = std::make_shared<Launch>(node->comm, std::move(again));
+    of_launch->poll = [work] { return work->poll(); };
+    of_launch->news = [work] { return work->news(); };
+    node->comm->last = of_launch;
+  };
+  stream.capture->nodes.push_back(op);
+}
+
 void launch(const CommRef& comm, StreamObject& stream, Tasks tasks) {
   if (tasks.empty()) return;
   const std::string name = tasks.size() == 1 ? tasks[0]->name : "ncclGroup";
+  if (stream.capture) return record(comm, stream, name, std::move(tasks));
   auto work = std::make_shared<Launch>(comm, std::move(tasks));
   comm->last = gpu().submit_polled(
       stream, name, [work] { return work->poll(); }, [work] { return work->news(); });
