@@ -127,6 +127,19 @@ TEST(NcclFaults, DestroyedWithRegisteredMemory) {
   });
 }
 
+TEST(NcclFaults, CallsOnStreamsThatNoEventOrders) {
+  expect_found(false, "no event orders it behind the call before it on its communicator",
+               [](const Kernels&) {
+                 return on_ranks([](int, Comm comm, StreamHandle s) {
+                   const StreamHandle other = new_stream();
+                   const DevicePtr p = zeros(8, s), q = zeros(8, other);
+                   sum(p, 8, comm, s), sum(q, 8, comm, other);
+                   return cuda().stream_synchronize(s) == Result::kSuccess &&
+                          cuda().stream_synchronize(other) == Result::kSuccess;
+                 });
+               });
+}
+
 TEST(NcclFaults, CaptureThatEndsWhileACallIsInProgress) {
   expect_found(false, "the capture ended while the call was in progress", [](const Kernels&) {
     return on_ranks(

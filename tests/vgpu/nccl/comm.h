@@ -4,7 +4,8 @@
 // send ends when the receiver has all. Where ranks differ it hangs, as a card would. It refuses two
 // ranks on one device, windows in different orders, a call while another is in progress, registered
 // memory at the end, the end of a capture while a call is in progress, fp8, and one communicator on
-// two streams in a group. A communicator ends once no graph has calls of it, as NCCL 2.26 and newer
+// two streams in a group, and calls of one communicator on streams that no event orders. A
+// communicator ends once no graph has calls of it, as NCCL 2.26 and newer
 // do: who ends it before waits.
 // Invariant: all of this is used under the mutex of the virtual GPU.
 #pragma once
@@ -65,6 +66,7 @@ struct Communicator {
   uint64_t launches = 0, finished = 0;  // ops, which run in this order
   int graphs = 0;                       // nodes of graphs that were not destroyed
   OpRef last;
+  uint32_t last_lane = 0, last_time = 0;  // of the op that began last; 0: none has
   std::map<int, Reduction> operators;  // by number
   std::set<const void*> registered;
 

@@ -231,8 +231,7 @@ class Launch {
     if (comm_->aborted) return end();
     if (number_ != comm_->finished) return false;
     if (held_up()) return false;
-    if (!begun_)
-      for (const auto& task : tasks_) task->begin();
+    if (!begun_) begin();
     begun_ = true;
     while (!tasks_.empty() && !tasks_.front()->channel()) {
       if (!tasks_.front()->step()) return false;
@@ -250,6 +249,14 @@ class Launch {
   }
 
  private:
+  void begin() {
+    const Op& op = *gpu().running();
+    if (op.clock[comm_->last_lane] < comm_->last_time)
+      throw OpError(tessera::cuda::Result::kIllegalAddress,
+                    op.name + ": no event orders it behind the call before it on its communicator");
+    comm_->last_lane = op.lane, comm_->last_time = op.clock[op.lane];
+    for (const auto& task : tasks_) task->begin();
+  }
   bool end() {
     comm_->finished = number_ + 1;
     return true;
