@@ -15,7 +15,7 @@ inline void expect_same_bits(const Tensor& a, const Tensor& b, const std::string
   if (!a.defined()) return;
   NoGrad off;
   ASSERT_EQ(describe(a), describe(b)) << what;
-  Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
+  Tensor x = contiguous(a.detach()).cpu(), y = contiguous(b.detach()).cpu();
   EXPECT_EQ(x.nbytes() ? std::memcmp(x.raw(), y.raw(), x.nbytes()) : 0, 0) << what << "\n"
                                                                            << to_string(a) << "\n"
                                                                            << to_string(b);

@@ -20,7 +20,7 @@ inline void expect_close(const Tensor& a, const Tensor& b, const Tolerance& tole
   ASSERT_EQ(a.strides(), b.strides()) << what;
   double bound = is_floating(a.dtype()) ? tolerance.of(a.dtype()) : 0;
   if (bound == 0) return expect_same_bits(a, b, what);
-  Tensor x = contiguous(a.to(kF64)), y = contiguous(b.to(kF64));
+  Tensor x = contiguous(a.to(kF64)).cpu(), y = contiguous(b.to(kF64)).cpu();
   double largest = 1;
   for (int64_t i = 0; i < y.numel(); ++i)
     if (double v = std::abs(y.data<double>()[i]); std::isfinite(v)) largest = std::max(largest, v);

@@ -67,7 +67,7 @@ struct Communicator {
   int graphs = 0;                       // nodes of graphs that were not destroyed
   OpRef last;
   uint32_t last_lane = 0, last_time = 0;  // of the op that began last; 0: none has
-  std::map<int, Reduction> operators;  // by number
+  std::map<int, Reduction> operators;     // by number
   std::set<const void*> registered;
 
   /// Tells the other ranks four numbers; false until all have told theirs. `k` is the number of the
