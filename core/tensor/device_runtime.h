@@ -87,6 +87,9 @@ class DeviceRuntime {
   /// until it has been read or written, and return false.
   virtual bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
                     const Stream& stream) = 0;
+  /// Lets what is enqueued on `stream` from now on come after what has been enqueued on `before` so
+  /// far; where that is captured, `stream` is from then on.
+  virtual void follow(const Stream& /*stream*/, const Stream& /*before*/) {}
   /// Blocks until what has been enqueued on `stream` has ended; throws what failed there.
   virtual void synchronize(const Stream& /*stream*/) {}
 
@@ -121,6 +124,9 @@ class DeviceRuntime {
   /// Why times that are measured there say nothing about a device of this kind, as "virtual GPU:
   /// kernels run on this CPU"; empty where they do.
   virtual std::string why_times_mean_nothing(int /*index*/) { return {}; }
+  /// All that times which were measured on device `index` depend on: its name and what it has, the
+  /// version of its driver.
+  virtual std::string identity(int index) { return describe(index); }
   /// What a user should know of the machine: drivers, libraries and devices with their versions and
   /// where they are, or why one is missing and what to do. The default has a line for each device,
   /// or why_none().

@@ -110,6 +110,9 @@ std::span<const OptionRow> option_table() {
       row("compile", &Options::compile, kTogether,
           "run steps as one compiled graph each, where the strategy lets them be one; sums may "
           "differ from eager ones in their last digits"),
+      row("compile-mode", &Options::compile_mode, kTogether,
+          "of --compile: default, reduce-overhead (no generated kernels), or max-autotune (cards: "
+          "the first steps also measure several streams)"),
       row("exact-contraction", &Options::exact_contraction, kNumbers,
           "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
           "give the bits of one rank; not of models with convolutions"),

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "collectives/store/environment.h"
+#include "compile/options.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
 #include "core/tensor/device_runtime.h"
@@ -130,6 +131,7 @@ void check_values(const Options& o) {
       o.strategy);
   TESSERA_CHECK(o.recompute == "none" || o.recompute == "block" || o.recompute == "selective",
                 "train: unknown --recompute {}; expected none, block or selective", o.recompute);
+  compiler::parse_compile_mode(o.compile_mode);
   TESSERA_CHECK(o.precision == "fp32" || o.precision == "bf16" || o.precision == "fp16",
                 "train: unknown precision \"{}\"; expected fp32, bf16 or fp16", o.precision);
   TESSERA_CHECK(

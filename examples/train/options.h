@@ -36,8 +36,9 @@ struct Options {
   int64_t warmup = 0;
   std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks
   std::string backend;
-  std::string device = "auto";     // text: device_of
-  std::string precision = "fp32";  // of products and attention: fp32, bf16 or fp16
+  std::string device = "auto";           // text: device_of
+  std::string compile_mode = "default";  // as compiler::parse_compile_mode
+  std::string precision = "fp32";        // of products and attention: fp32, bf16 or fp16
   std::string recompute = "none";  // activations computed again in backward: none, block, selective
   uint64_t seed = 1337;
   bool deterministic = false, exact_contraction = false, compile = false;

@@ -511,7 +511,7 @@ class Trainer {
       [this](const std::vector<BatchTensors>& batches, const Tensor& key) {
         return update_of(batches, key);
       },
-      {.name = "train"}};
+      {.name = "train", .mode = compiler::parse_compile_mode(o_.compile_mode)}};
 };
 
 }  // namespace

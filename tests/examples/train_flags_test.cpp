@@ -100,6 +100,8 @@ TEST_F(TrainFlags, BadInputGetsOneClearLine) {
       {"--sample 10 --steps 1", "--sample"},
       {"--schedule spiral --steps 5", "spiral"},
       {"--precision fp16 --deterministic --steps 1", "Use bf16 or fp32"},
+      {"--compile --compile-mode fast --steps 1",
+       "expected default, reduce-overhead or max-autotune"},
       {"--precision fp8 --steps 1", "expected fp32, bf16 or fp16"},
       {"--precision bf16 --exact-contraction --steps 1", "--exact-contraction"},
       {"--epochs inf", "--epochs: inf is not finite"},

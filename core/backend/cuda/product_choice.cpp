@@ -120,10 +120,8 @@ std::optional<ChosenProduct> choose_product(
     FunctionRef<std::vector<ProductChoice>(bool deterministic)> suggest,
     FunctionRef<bool(const ProductChoice&)> run, FunctionRef<bool(const ProductChoice&)> fits) {
   const bool deterministic = deterministic_algorithms();
-  const Properties& card = properties(stream.device.index);
   const std::string all =
-      fmt::format("{}, {}, {} multiprocessors, driver {}, cuBLASLt {}{}: {}", card.name,
-                  card.architecture(), card.multiprocessors, driver().version, cublaslt()->version,
+      fmt::format("{}, cuBLASLt {}{}: {}", identity(stream.device.index), cublaslt()->version,
                   deterministic ? ", deterministic" : "", text);
   const std::string key = to_string(io::xxh128(all.data(), all.size()));
   if (const auto known = choices().find(key)) return ChosenProduct{*known};
