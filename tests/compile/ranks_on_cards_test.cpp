@@ -35,10 +35,14 @@ class RanksOnCards : public test::OnCard {
       test::wrapped::Training eager(c, data_rank), compiled(c, data_rank);
       auto step = compile([&](const std::vector<Tensor>& batch) { return compiled.step(batch); },
                           {.mode = mode});
-      for (int64_t k = 0; k < 6; ++k) {
+      const Device card = default_device();
+      int64_t memory = 0;
+      for (int64_t k = 0; k < 8; ++k) {
+        if (k == 6) memory = memory_stats(card).system_calls;
         const Tensors want = eager.step(eager.batch(k)), got = step(compiled.batch(k));
         for (size_t i = 0; i < want.size(); ++i) expect_close(got[i], want[i], 2e-5);
       }
+      EXPECT_EQ(memory_stats(card).system_calls, memory) << "memory of the driver in a steady step";
       const auto want = eager.state(), got = compiled.state();
       for (size_t i = 0; i < want.size(); ++i) {
         SCOPED_TRACE(want[i].name);
