@@ -17,6 +17,7 @@
 #include "collectives/store/environment.h"
 #include "core/base/error.h"
 #include "examples/bench/commands.h"
+#include "examples/bench/device.h"
 #include "examples/bench/efficiency.h"
 #include "examples/bench/scaling_ranks.h"
 
@@ -30,7 +31,8 @@ namespace fs = std::filesystem;
 constexpr int kFewestRounds = 6;
 
 struct ScalingOptions {
-  std::vector<int> nproc = {2};
+  std::vector<int> nproc = {};  // none: 2, or every power of two up to the number of cards
+  DeviceOptions device;
   std::vector<std::string> models = {"gpt-nano"}, precisions = {"fp32"};
   int64_t batch_size = 0;  // of one rank
   int steps = 0, rounds = 9;
@@ -133,12 +135,24 @@ Json run_job(const ScalingOptions& o, int nproc, const std::string& model,
                                       std::to_string(o.steps),
                                       "--rounds",
                                       std::to_string(o.rounds),
+                                      "--device",
+                                      o.device.device,
                                       "--json",
                                       scratch.path.string()};
   if (o.compile) command.push_back("--compile");
   run(command, fmt::format("{} in {} on {} ranks", model, precision, nproc));
   std::ifstream file(scratch.path);
   return Json::parse(file).at("result");
+}
+
+/// Samples per second of all ranks together.
+Json samples_per_second(const Json& job) {
+  const auto rate = [&](const char* phase, const char* batch) {
+    return job[batch].get<double>() / stats_of(job[phase].get<std::vector<double>>()).median * 1e3;
+  };
+  return {{"solo", rate("solo_ms", "batch_size")},
+          {"ddp", rate("ddp_ms", "global_batch")},
+          {"fsdp", rate("fsdp_ms", "global_batch")}};
 }
 
 void write_plot(const std::string& path, const std::vector<Efficiency>& rows,
@@ -149,8 +163,28 @@ void write_plot(const std::string& path, const std::vector<Efficiency>& rows,
   TESSERA_CHECK(bool(file), "bench scaling: --plot {}: cannot write it", path);
 }
 
+/// On a device each rank has a card of its own.
+std::vector<int> numbers_of_ranks(const ScalingOptions& o) {
+  const Device device = device_for("scaling", o.device);
+  if (device.is_cpu()) return o.nproc.empty() ? std::vector{2} : o.nproc;
+  const int cards = runtime_of(device).count();
+  TESSERA_CHECK(cards > 1, "bench scaling: --device {}: there is one card, and scaling takes two",
+                o.device.device);
+  std::vector<int> all = o.nproc;
+  if (all.empty())
+    for (int n = 2; n <= cards; n *= 2) all.push_back(n);
+  for (int n : all)
+    TESSERA_CHECK(n <= cards,
+                  "bench scaling: --nproc {}: there are {} cards, and each rank takes one", n,
+                  cards);
+  return all;
+}
+
 Json measure_jobs(const ScalingOptions& o) {
   if (!o.plot.empty()) check_can_write("--plot", o.plot);
+  const std::vector<int> numbers = numbers_of_ranks(o);
+  if (const Device device = device_for("scaling", o.device); !device.is_cpu())
+    fmt::print("{}", device_text(device));
   fmt::print("{} rounds of solo, unconnected, ddp and fsdp in turn, one thread a rank{}, {}\n",
              o.rounds, o.compile ? ", compiled steps" : "", load_text());
   fmt::print("{}\n", efficiency_head());
@@ -159,7 +193,7 @@ Json measure_jobs(const ScalingOptions& o) {
   std::vector<Efficiency> rows;
   for (const std::string& model : o.models)
     for (const std::string& precision : o.precisions)
-      for (int n : o.nproc) {
+      for (int n : numbers) {
         if (n == 1) continue;  // every job has its own solo phase
         Json job = run_job(o, n, model, precision);
         rows.push_back(efficiency_of(fmt::format("{} {} x{}", model, precision, n), job));
@@ -168,6 +202,7 @@ Json measure_jobs(const ScalingOptions& o) {
         Json entry{
             {"model", model}, {"precision", precision}, {"nproc", n}, {"compile", o.compile}};
         entry.update(job);
+        entry["samples_per_s"] = samples_per_second(job);
         entry.update(to_json(rows.back()));
         jobs.push_back(std::move(entry));
       }
@@ -179,6 +214,9 @@ Json measure_jobs(const ScalingOptions& o) {
 }
 
 Json bench_scaling(const ScalingOptions& o) {
+  TESSERA_CHECK(o.device.device.find(':') == std::string::npos,
+                "bench scaling: --device {}: each rank takes the card of its own number; write {}",
+                o.device.device, o.device.device.substr(0, o.device.device.find(':')));
   for (int n : o.nproc) TESSERA_CHECK(n >= 1, "bench scaling: --nproc {}: expected at least 1", n);
   TESSERA_CHECK(o.rounds >= kFewestRounds && o.steps >= 0 && o.batch_size >= 0,
                 "bench scaling: --rounds {} --steps {} --batch-size {}: expected at least {} (the "
@@ -195,6 +233,7 @@ Json bench_scaling(const ScalingOptions& o) {
                                  .batch_size = o.batch_size,
                                  .compile = o.compile,
                                  .precision = o.precisions[0] == "bf16" ? kBF16 : kF32},
+                    .device = device_for("scaling", o.device),
                     .steps = o.steps,
                     .rounds = o.rounds};
   return measure_scaling(ranks);
@@ -207,7 +246,11 @@ void add_scaling(CLI::App& app, Run& run) {
   Subcommand sub(app, "scaling",
                  "training on several ranks: weak scaling, its bound, and what "
                  "communication costs");
-  sub.list("--nproc", o->nproc, "numbers of ranks, as in 2,4; one is always measured");
+  sub.list(
+      "--nproc", o->nproc,
+      "numbers of ranks, as in 2,4; default 2, on a device every power of two up to the number "
+      "of its cards; one is always measured");
+  add_device_options(sub, o->device, false);
   sub.list("--model", o->models, "models of bench train, as in resnet50,bert-base,gpt-nano");
   sub.list("--precision", o->precisions, "fp32, bf16 or both");
   sub.option("--batch-size", o->batch_size, "batch of one rank; 0: the model's usual one");
