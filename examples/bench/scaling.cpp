@@ -3,7 +3,8 @@
 // communication ("unconnected"), N ranks under ddp and under fsdp. So a machine that slows down
 // slows all of them, and what other work takes from it cancels out of the ratios. Weak scaling is
 // one rank over ddp; its bound, set by memory and caches, is one rank over unconnected ones;
-// communication efficiency is unconnected over ddp; and fsdp is compared with ddp.
+// communication efficiency is unconnected over ddp; and fsdp is compared with ddp. With --strong
+// the ranks share the batch that the one has.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <spawn.h>
@@ -36,7 +37,7 @@ struct ScalingOptions {
   std::vector<std::string> models = {"gpt-nano"}, precisions = {"fp32"};
   int64_t batch_size = 0;  // of one rank
   int steps = 0, rounds = 9;
-  bool compile = false;
+  bool compile = false, strong = false;
   std::string plot;
 };
 
@@ -140,6 +141,7 @@ Json run_job(const ScalingOptions& o, int nproc, const std::string& model,
                                       "--json",
                                       scratch.path.string()};
   if (o.compile) command.push_back("--compile");
+  if (o.strong) command.push_back("--strong");
   run(command, fmt::format("{} in {} on {} ranks", model, precision, nproc));
   std::ifstream file(scratch.path);
   return Json::parse(file).at("result");
@@ -150,7 +152,8 @@ Json samples_per_second(const Json& job) {
   const auto rate = [&](const char* phase, const char* batch) {
     return job[batch].get<double>() / stats_of(job[phase].get<std::vector<double>>()).median * 1e3;
   };
-  return {{"solo", rate("solo_ms", "batch_size")},
+  const bool strong = job.at("scaling") == "strong";
+  return {{"solo", rate("solo_ms", strong ? "global_batch" : "batch_size")},
           {"ddp", rate("ddp_ms", "global_batch")},
           {"fsdp", rate("fsdp_ms", "global_batch")}};
 }
@@ -187,7 +190,7 @@ Json measure_jobs(const ScalingOptions& o) {
     fmt::print("{}", device_text(device));
   fmt::print("{} rounds of solo, unconnected, ddp and fsdp in turn, one thread a rank{}, {}\n",
              o.rounds, o.compile ? ", compiled steps" : "", load_text());
-  fmt::print("{}\n", efficiency_head());
+  fmt::print("{}\n", efficiency_head(o.strong));
   std::fflush(stdout);
   Json jobs;
   std::vector<Efficiency> rows;
@@ -206,7 +209,7 @@ Json measure_jobs(const ScalingOptions& o) {
         entry.update(to_json(rows.back()));
         jobs.push_back(std::move(entry));
       }
-  fmt::print("{}\n", efficiency_legend());
+  fmt::print("{}\n", efficiency_legend(o.strong));
   if (!o.plot.empty())
     write_plot(o.plot, rows,
                fmt::format("{}, {} rounds in turn, {}", cpu_name(), o.rounds, load_text()));
@@ -235,7 +238,8 @@ Json bench_scaling(const ScalingOptions& o) {
                                  .precision = o.precisions[0] == "bf16" ? kBF16 : kF32},
                     .device = device_for("scaling", o.device),
                     .steps = o.steps,
-                    .rounds = o.rounds};
+                    .rounds = o.rounds,
+                    .strong = o.strong};
   return measure_scaling(ranks);
 }
 
@@ -254,6 +258,7 @@ void add_scaling(CLI::App& app, Run& run) {
   sub.list("--model", o->models, "models of bench train, as in resnet50,bert-base,gpt-nano");
   sub.list("--precision", o->precisions, "fp32, bf16 or both");
   sub.option("--batch-size", o->batch_size, "batch of one rank; 0: the model's usual one");
+  sub.flag("--strong", o->strong, "the batch is that of all ranks together: strong scaling");
   sub.option("--steps", o->steps, "in each phase; 0: what fills half a second");
   sub.option("--rounds", o->rounds, "of the phases, in turn");
   sub.flag("--compile", o->compile, "steps as compiled graphs");

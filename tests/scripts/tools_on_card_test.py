@@ -90,7 +90,7 @@ class Bench(Folder):
             self.assertAlmostEqual(row["gbytes_per_s"], row["bytes"] / row["seconds"] * 1e-9)
 
     def test_train(self):
-        output, result = self.bench("train", *GPT, "--edge", "32", "--compile", "--samples", "9", "--warmup", "2")
+        output, result = self.bench("train", *GPT, "--edge", "448", "--compile", "--samples", "9", "--warmup", "2")
         self.check_head(output, result)
         self.assertTrue(any(re.match(r"cuBLASLt [\d.]+: /", line) for line in result["libraries"]), result["libraries"])
         self.assertFalse(any(line.startswith("cuda:") for line in result["libraries"]))
@@ -107,7 +107,7 @@ class Bench(Folder):
             self.assertAlmostEqual(step["model_flops_per_s"] * step["seconds"]["median"] / result["model_flops"], 1)
             self.assertAlmostEqual(step["share_of_measured_peak"] * result["product_peak"]["measured"] / step["model_flops_per_s"], 1)
             self.assertGreater(step["peak_bytes"], 16 * result["parameters"])  # parameters, gradients, two moments
-            self.assertLess(step["peak_bytes"], 2 << 20)  # of one of the two ways, not of both
+            self.assertLess(step["peak_bytes"], 2 << 20)  # of one of the two ways, not of both, nor of the products
             self.assertLess(step["loss"], 4.3)
         self.assertGreater(result["runs"]["compiled"]["compile_s"], 0)
 
@@ -143,6 +143,19 @@ class Bench(Folder):
         self.assertGreater(job["weak_scaling"]["median"], 0)
         for phase, batch in (("solo", 4), ("ddp", 8), ("fsdp", 8)):
             self.assertAlmostEqual(job["samples_per_s"][phase] * statistics.median(job[f"{phase}_ms"]) * 1e-3, batch)
+
+    def test_strong_scaling(self):
+        command = ["scaling", "--device", "cuda", "--model", "mlp", "--rounds", "6", "--steps", "1", "--strong", "--batch-size"]
+        output, (job,) = self.bench(*command, "8", devices=2)
+        self.assertIn("strong scaling: solo / ranks / ddp", output)
+        self.assertEqual([job[key] for key in ("scaling", "ranks", "batch_size", "global_batch")], ["strong", 2, 4, 8])
+        shares = sorted(solo / 2 / ddp for solo, ddp in zip(job["solo_ms"], job["ddp_ms"]))
+        self.assertAlmostEqual(job["strong_scaling"]["median"], statistics.median(shares))
+        for phase in ("solo", "ddp"):
+            self.assertAlmostEqual(job["samples_per_s"][phase] * statistics.median(job[f"{phase}_ms"]) * 1e-3, 8)
+        status, output = run("bench", *command, "9", devices=2)
+        self.assertEqual(status, 1, output)
+        self.assertIn("bench scaling: --strong: 2 ranks cannot share a batch of 9 evenly; give a --batch-size that they divide", output)
 
     def test_serve(self):
         command = [ON_VIRTUAL_GPU, "--libraries", LIBRARIES, f"{BIN}/bench", "serve", "--device", "cuda", "--edge", "32"]
