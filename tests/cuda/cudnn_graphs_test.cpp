@@ -117,20 +117,36 @@ TEST_P(CudnnCompiles, ConvolutionsOfOtherTypesWithoutTf32) {
       }
 }
 
+/// `places` of heads whose rows are `width` long, dense; or each place's heads side by side, in a
+/// tensor of `packed` such.
+dnn::HeadStrides lying(const AttentionProblem& p, int64_t places, int64_t width, int packed) {
+  if (!packed) return {p.heads * places * width, places * width, width};
+  return {p.heads * places * width * packed, width, p.heads * width * packed};
+}
+void lie(AttentionProblem& p, bool packed) {
+  const int three = packed ? 3 : 0, one = packed ? 1 : 0;
+  p.q = p.dq = lying(p, p.queries, p.width, three), p.k = p.dk = lying(p, p.keys, p.width, three);
+  p.v = p.dv = lying(p, p.keys, p.value_width, three);
+  p.out = p.g = lying(p, p.queries, p.value_width, one);
+}
+
 TEST_P(CudnnCompiles, AttentionOfTheBenchsModels) {
   struct Model {
     const char* name;
     int64_t batch, heads, positions, width;
-    bool causal;
+    bool causal, packed;
   };
-  for (const Model& m :
-       {Model{"BERT-base", 32, 12, 128, 64, false}, Model{"BERT-large", 16, 16, 512, 64, false},
-        Model{"GPT-2 124M", 8, 12, 1024, 64, true}, Model{"LLaMA-8B", 1, 32, 4096, 128, true},
-        Model{"odd positions", 2, 3, 77, 40, true}}) {
+  for (const Model& m : {Model{"BERT-base", 32, 12, 128, 64, false, true},
+                         Model{"BERT-large", 16, 16, 512, 64, false, true},
+                         Model{"GPT-2 124M", 8, 12, 1024, 64, true, true},
+                         Model{"LLaMA-8B", 1, 32, 4096, 128, true, false},
+                         Model{"odd positions", 2, 3, 77, 40, true, true},
+                         Model{"odd and dense", 2, 3, 77, 40, false, false}}) {
     AttentionProblem p;
     p.causal = m.causal, p.scale = 0.125, p.batch = m.batch, p.heads = m.heads;
     p.queries = p.keys = m.positions, p.width = p.value_width = m.width;
     ASSERT_TRUE(takes(p, cudnn()->version)) << m.name;
+    lie(p, m.packed);
     expect_plan(m.name, p, {.deterministic = true});
     p.gradient = 1;
     if (!takes(p, cudnn()->version)) continue;
@@ -144,6 +160,7 @@ TEST_P(CudnnCompiles, NoAttentionOfOtherWidths) {
   for (int64_t width : {4, 12}) {
     AttentionProblem p;
     p.batch = 2, p.heads = 3, p.queries = p.keys = 16, p.width = p.value_width = width;
+    lie(p, false);
     EXPECT_FALSE(takes(p, cudnn()->version));
     std::string why;
     EXPECT_FALSE(graph_of(*cudnn(), p).compile({nullptr, device_->at()}, {}, nullptr, why));

@@ -16,6 +16,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/views.h"
+#include "core/primitive/registry.h"
 #include "tests/core/ops/sweep.h"
 #include "tests/cuda/card.h"
 #include "tests/cuda/counters.h"
@@ -141,6 +142,95 @@ TEST_F(CudaGraphs, AttentionAndItsGradients) {
             },
             t, {{"cudnn products", 2}});
       }
+}
+/// Operands of attention that a tensor of other things has, as `lying` cuts them from it.
+struct Lying {
+  const char* name;
+  Shape whole;
+  std::function<std::vector<Tensor>(const Tensor&)> lying;
+  int64_t launches;  // of copies, beside the library's, in each direction
+};
+std::vector<Tensor> parts_of(const Tensor& x, int dim) {
+  std::vector<Tensor> all;
+  for (int64_t i = 0; i < 3; ++i) all.push_back(permute(select(x, dim, i), {0, 2, 1, 3}));
+  return all;
+}
+// Without copies where rows begin at multiples of 16 bytes, each at one of its own.
+TEST_F(CudaGraphs, AttentionTakesOperandsWhereTheyLie) {
+  const Lying cases[] = {
+      {"a projection's parts", {2, 9, 3, 4, 8}, [](const Tensor& x) { return parts_of(x, 2); }, 0},
+      {"a projection's heads", {2, 9, 4, 3, 8}, [](const Tensor& x) { return parts_of(x, 3); }, 0},
+      {"one sequence", {1, 9, 3, 1, 8}, [](const Tensor& x) { return parts_of(x, 2); }, 0},
+      {"rows with gaps of 4",
+       {2, 9, 3, 4, 12},
+       [](const Tensor& x) { return parts_of(narrow(x, 4, 0, 8), 2); },
+       3},
+      {"rows from 2 bytes on",
+       {2 * 9 * 3 * 4 * 8 + 1},
+       [](const Tensor& x) {
+         return parts_of(reshape(narrow(x, 0, 1, x.numel() - 1), {2, 9, 3, 4, 8}), 2);
+       },
+       3},
+      {"one head for all",
+       {2, 9, 3, 1, 8},
+       [](const Tensor& x) {
+         auto all = parts_of(x, 2);
+         for (Tensor& t : all) t = expand(t, {2, 4, 9, 8});
+         return all;
+       },
+       3},
+      {"turned rows",
+       {3, 2, 4, 8, 9},
+       [](const Tensor& x) {
+         std::vector<Tensor> all;
+         for (int64_t i = 0; i < 3; ++i) all.push_back(transpose(x[i], 2, 3));
+         return all;
+       },
+       3}};
+  for (const Lying& c : cases) {
+    SCOPED_TRACE(c.name);
+    std::vector<Tensor> in = c.lying(values(c.whole, kBF16, 1));
+    for (Tensor& t : in) t = t.detach().requires_grad_();
+    const Shape& s = in[0].shape();
+    const Tensor seed = permute(values({s[0], s[2], s[1], s[3]}, kBF16, 2), {0, 2, 1, 3});
+    const auto attend = [&] {
+      const Tensor y = scaled_dot_product_attention(in[0], in[1], in[2], {.causal = true});
+      std::vector<Tensor> all{y.detach()};
+      for (Tensor& g : grad({&y, 1}, in, {&seed, 1})) all.push_back(g);
+      return all;
+    };
+    compare(attend, kBF16, {{"cudnn products", 2}});
+    const int64_t before = runs_of(nullptr);
+    attend();
+    if (before >= 0) {
+      EXPECT_EQ(runs_of(nullptr) - before, 2 * (1 + c.launches));
+    }
+  }
+}
+PrimRef prim_of(std::string_view name) {
+  for (const OpEntry& e : op_registry().entries())
+    if (e.name == name) return e.samples()[0].prim;
+  return {};
+}
+// Results too may have to be copied to where they are wanted.
+TEST_F(CudaGraphs, AttentionWritesWhereNoRowBegins) {
+  const Shape shape{2, 3, 9, 8};
+  const auto at_2_bytes = [&] {
+    const Tensor all = zeros({2 * 3 * 9 * 8 + 1}, {kBF16, device_of(0)});
+    return reshape(narrow(all, 0, 1, all.numel() - 1), shape);
+  };
+  const Tensor q = values(shape, kBF16, 1), k = values(shape, kBF16, 2),
+               v = values(shape, kBF16, 3);
+  const auto attend = [&] {
+    const Tensor y = at_2_bytes(), lse = zeros({2, 3, 9}, {kF32, device_of(0)});
+    assign(std::vector{y, lse}, prim_of("attention"), operands(Tensor(q), Tensor(k), Tensor(v)));
+    std::vector<Tensor> gradients{at_2_bytes(), at_2_bytes(), at_2_bytes()};
+    std::vector<Tensor> in{v, q, k, v, y, lse};
+    assign(gradients, prim_of("attention_grad"), in);
+    gradients.push_back(y);
+    return gradients;
+  };
+  compare(attend, kBF16, {{"cudnn products", 2}});
 }
 // What the op hands to others, or cuDNN does not compute.
 TEST_F(CudaGraphs, OtherAttentionIsOurKernels) {

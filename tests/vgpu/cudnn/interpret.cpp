@@ -172,7 +172,9 @@ class Interpreter {
   // y sees the memory of x, in which x lies as its strides say, through strides of its own.
   void reshape(const Operation& op, Array& y) const {
     const Array& x = value(op.in[0]);
-    std::vector<float> memory(x.values.size());
+    int64_t last = 0;
+    for (size_t d = 0; d < x.dims.size(); ++d) last += (x.dims[d] - 1) * op.in[0].strides[d];
+    std::vector<float> memory(static_cast<size_t>(last) + 1);
     for_each(x.dims, [&](const Extents& i, size_t n) {
       memory[static_cast<size_t>(offset(i, op.in[0].strides))] = x.values[n];
     });

@@ -20,9 +20,14 @@ struct ConvValues {
 };
 Graph graph_of(const CudnnFunctions& f, const ConvProblem& p);
 
+/// Strides of a [B, H, places, width] whose rows are dense.
+struct HeadStrides {
+  int64_t batch = 0, head = 0, place = 0;
+};
+
 /// Attention of q [B, H, T, D], k [B, H, S, D] and v [B, H, S, E] to out [B, H, T, E] and the log
-/// of each row's sum of exponentials lse [B, H, T], which is f32; and its gradient. Operands and
-/// results are dense.
+/// of each row's sum of exponentials lse [B, H, T], which is dense and f32; and its gradient, by
+/// the cotangent g of out.
 struct AttentionProblem {
   int32_t type = kBFloat16;
   int32_t causal = 0;  // a query sees the keys up to its own position
@@ -30,6 +35,7 @@ struct AttentionProblem {
   int32_t one_sum = 0;  // the gradient of q is summed in one piece, and so deterministic
   int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0, value_width = 0;
   double scale = 1;
+  HeadStrides q, k, v, out, g, dq, dk, dv;  // the last four are the gradient's
 };
 struct AttentionValues {
   static constexpr Graph::Value kQ = 1, kK = 2, kV = 3, kOut = 4, kLse = 5;

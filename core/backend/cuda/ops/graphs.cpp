@@ -79,13 +79,45 @@ std::string described(ConvKind kind, const ConvAttributes& a, const Tensor& x, c
 // still fits.
 constexpr int64_t kMostScratch = int64_t(1) << 30;
 
-dnn::AttentionProblem problem_of(const AttentionAttributes& a, const Tensor& q, const Tensor& v,
-                                 bool gradient) {
+// Whether engines read and write the [B, H, places, width] `t` where it lies: its rows are dense
+// and begin at multiples of 16 bytes.
+bool lies_in_rows(const Tensor& t) {
+  for (int d = 0; d < 3; ++d) {
+    const int64_t bytes = t.strides()[d] * int64_t(size_of(t.dtype()));
+    if (t.size(d) != 1 && (bytes == 0 || bytes % kAlignment != 0)) return false;
+  }
+  return t.strides()[3] == 1 && alignment_of(t) == kAlignment;
+}
+Tensor copy_of(const Tensor& t, const Stream& stream) {
+  const Tensor copy = empty(t.shape(), t.dtype(), t.device());
+  convert(t, copy, stream);
+  return copy;
+}
+// What engines read for the operand `t`, and write for `result`.
+Tensor in_rows(const Tensor& t, const Stream& stream) {
+  return lies_in_rows(t) ? t : copy_of(t, stream);
+}
+Tensor place_for(const Tensor& result) {
+  return lies_in_rows(result) ? result : empty(result.shape(), result.dtype(), result.device());
+}
+// The strides of either. No engine reads that of a dim of one place.
+dnn::HeadStrides strides_of_heads(const Tensor& t) {
+  Strides s = contiguous_strides(t.shape());
+  if (lies_in_rows(t))
+    for (int d = 0; d < 3; ++d)
+      if (t.size(d) != 1) s[d] = t.strides()[d];
+  return {s[0], s[1], s[2]};
+}
+
+dnn::AttentionProblem problem_of(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
+                                 const Tensor& v, const Tensor& out, bool gradient) {
   dnn::AttentionProblem p;
   p.type = dnn_type(q.dtype()), p.causal = a.causal, p.gradient = gradient;
   p.one_sum = gradient && deterministic_algorithms();
   p.batch = q.size(0), p.heads = q.size(1), p.queries = q.size(2), p.keys = v.size(2);
   p.width = q.size(3), p.value_width = v.size(3), p.scale = a.scale;
+  p.q = strides_of_heads(q), p.k = strides_of_heads(k), p.v = strides_of_heads(v);
+  p.out = strides_of_heads(out);
   return p;
 }
 
@@ -93,14 +125,6 @@ bool takes(const CudnnFunctions& f, const dnn::AttentionProblem& p, DType t) {
   const int64_t scores = p.batch * p.heads * p.queries * p.keys;
   return (t == kF16 || t == kBF16) && scores > 0 && p.width * p.value_width > 0 &&
          dnn::takes(p, f.version) && !(p.one_sum && 2 * scores > kMostScratch);
-}
-
-/// `t`, or a copy where it does not begin as engines want it.
-Tensor aligned(const Tensor& t, const Stream& stream) {
-  if (alignment_of(t) == kAlignment) return t;
-  const Tensor copy = empty(t.shape(), t.dtype(), t.device());
-  convert(t, copy, stream);
-  return copy;
 }
 
 bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::Binding>()> bind,
@@ -149,18 +173,21 @@ bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tens
                        const Stream& stream) {
   using V = dnn::AttentionValues;
   const CudnnFunctions* f = graphs_in_use();
-  const dnn::AttentionProblem p = problem_of(a, q, v, false);
+  const dnn::AttentionProblem p = problem_of(a, q, k, v, out, false);
   if (!f || !takes(*f, p, q.dtype())) return false;
-  Tensor in[3];
+  Tensor in[3], made;
   const auto bind = [&] {
-    in[0] = aligned(q, stream), in[1] = aligned(k, stream), in[2] = aligned(v, stream);
+    in[0] = in_rows(q, stream), in[1] = in_rows(k, stream), in[2] = in_rows(v, stream);
+    made = place_for(out);
     return std::vector<dnn::Binding>{{V::kQ, in[0].device_data()},
                                      {V::kK, in[1].device_data()},
                                      {V::kV, in[2].device_data()},
-                                     {V::kOut, out.device_data()},
+                                     {V::kOut, made.device_data()},
                                      {V::kLse, lse.device_data()}};
   };
-  return run(p, q.dtype(), bind, stream);
+  if (!run(p, q.dtype(), bind, stream)) return false;
+  if (!made.is_same(out)) convert(made, out, stream);
+  return true;
 }
 
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
@@ -168,27 +195,31 @@ bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor
   using V = dnn::AttentionValues;
   const Tensor &q = in[1], &v = in[3];
   const CudnnFunctions* f = graphs_in_use();
-  const dnn::AttentionProblem p = problem_of(a, q, v, true);
+  dnn::AttentionProblem p = problem_of(a, q, in[2], v, in[4], true);
+  p.g = strides_of_heads(in[0]);
+  p.dq = strides_of_heads(results[0]), p.dk = strides_of_heads(results[1]);
+  p.dv = strides_of_heads(results[2]);
   if (!f || !takes(*f, p, q.dtype())) return false;
-  Tensors held;  // operands, then scratch
+  Tensors operands, made, scratch;
   const auto bind = [&] {
-    for (const Tensor& t : in) held.push_back(aligned(t, stream));
     std::vector<dnn::Binding> all;
-    constexpr int64_t kOperands[] = {V::kG, V::kQ, V::kK, V::kV, V::kOut, V::kLse};
-    for (size_t i = 0; i < std::size(kOperands); ++i)
-      all.push_back({kOperands[i], held[i].device_data()});
-    constexpr int64_t kResults[] = {V::kDq, V::kDk, V::kDv};
-    for (size_t i = 0; i < std::size(kResults); ++i)
-      all.push_back({kResults[i], results[i].device_data()});
-    const auto scratch = [&](int64_t value, const Shape& shape) {
-      held.push_back(empty(shape, kF32, stream.device));
-      all.push_back({value, held.back().device_data()});
+    const auto add = [&](int64_t value, const Tensor& t, Tensors& to) {
+      to.push_back(t), all.push_back({value, t.device_data()});
     };
-    scratch(V::kRows, {p.batch, p.heads, p.queries});
-    if (!p.one_sum) scratch(V::kWideDq, q.shape());
+    constexpr int64_t kOperands[] = {V::kG, V::kQ, V::kK, V::kV, V::kOut};
+    for (size_t i = 0; i < std::size(kOperands); ++i)
+      add(kOperands[i], in_rows(in[i], stream), operands);
+    add(V::kLse, alignment_of(in[5]) == kAlignment ? in[5] : copy_of(in[5], stream), operands);
+    constexpr int64_t kResults[] = {V::kDq, V::kDk, V::kDv};
+    for (size_t i = 0; i < std::size(kResults); ++i) add(kResults[i], place_for(results[i]), made);
+    add(V::kRows, empty({p.batch, p.heads, p.queries}, kF32, stream.device), scratch);
+    if (!p.one_sum) add(V::kWideDq, empty(q.shape(), kF32, stream.device), scratch);
     return all;
   };
-  return run(p, q.dtype(), bind, stream);
+  if (!run(p, q.dtype(), bind, stream)) return false;
+  for (size_t i = 0; i < results.size(); ++i)
+    if (!made[i].is_same(results[i])) convert(made[i], results[i], stream);
+  return true;
 }
 
 }  // namespace tessera::cuda

@@ -15,10 +15,11 @@ namespace tessera::cuda {
 bool library_conv(dnn::ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
                   const Tensor& y, const Stream& stream);
 
-/// Enqueues attention of dense q, k, v to dense out and lse.
+/// Enqueues attention of q, k, v to out and the dense lse. Operands are copied, and results too,
+/// where the library does not read and write them as they lie.
 bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
                        const Tensor& v, const Tensor& out, const Tensor& lse, const Stream& stream);
-/// Enqueues its gradient: `in` has g, q, k, v, out and lse, `results` dq, dk and dv, all dense.
+/// Enqueues its gradient: `in` has g, q, k, v, out and lse, `results` dq, dk and dv.
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
                             std::span<const Tensor> results, const Stream& stream);
 
