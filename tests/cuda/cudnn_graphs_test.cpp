@@ -38,21 +38,25 @@ class CudnnCompiles : public testing::TestWithParam<std::string> {
   template <class Problem>
   void expect_plan(const std::string& name, const Problem& p, dnn::Demands demands = {}) {
     std::string why;
-    const auto plan =
-        graph_of(*cudnn(), p).compile({nullptr, device_->at()}, demands, nullptr, why);
-    EXPECT_TRUE(plan) << name << ": " << why;
-    if (!plan) return;
+    const dnn::Plans plans = compile(p, demands, nullptr, why);
+    EXPECT_EQ(plans.size(), 1u) << name << ": " << why;
+    if (plans.empty()) return;
+    const auto& plan = plans[0];
     ++compiled_;
     most_scratch_ = std::max(most_scratch_, plan->workspace_bytes());
     // The choice that is kept on disk finds the engine again, without suggestions.
     if (compiled_ % 8 != 1) return;
     const auto kept = dnn::engine_of(text_of(plan->engine()));
     ASSERT_TRUE(kept) << text_of(plan->engine());
-    const auto again =
-        graph_of(*cudnn(), p).compile({nullptr, device_->at()}, demands, &*kept, why);
-    ASSERT_TRUE(again) << name << ": " << why;
-    EXPECT_EQ(text_of(again->engine()), text_of(plan->engine())) << name;
-    EXPECT_EQ(again->workspace_bytes(), plan->workspace_bytes()) << name;
+    const dnn::Plans again = compile(p, demands, &*kept, why);
+    ASSERT_EQ(again.size(), 1u) << name << ": " << why;
+    EXPECT_EQ(text_of(again[0]->engine()), text_of(plan->engine())) << name;
+    EXPECT_EQ(again[0]->workspace_bytes(), plan->workspace_bytes()) << name;
+  }
+  template <class Problem>
+  dnn::Plans compile(const Problem& p, dnn::Demands demands, const dnn::Engine* kept,
+                     std::string& why, size_t most = 1) {
+    return graph_of(*cudnn(), p).compile({nullptr, device_->at()}, demands, kept, most, why);
   }
   void TearDown() override {
     if (compiled_)
@@ -105,6 +109,17 @@ TEST_P(CudnnCompiles, EveryConvolutionOfResNet50) {
                                 kernel, kernel, stride),
                     square(kind, dnn::kBFloat16, kBatch, in, extent, out, kernel, stride),
                     {.deterministic = deterministic});
+}
+// Of which the fastest is chosen by time.
+TEST_P(CudnnCompiles, SeveralEnginesForAConvolution) {
+  std::string why;
+  for (int type : {dnn::kBFloat16, dnn::kFloat}) {
+    const ConvProblem p = square(ConvKind::kForward, type, 32, 128, 28, 128, 3, 1);
+    std::set<std::string> names;
+    for (const auto& plan : compile(p, {.full_precision = type == dnn::kFloat}, nullptr, why, 4))
+      names.insert(text_of(plan->engine()));
+    EXPECT_EQ(names.size(), 4u) << why;
+  }
 }
 TEST_P(CudnnCompiles, ConvolutionsOfOtherTypesWithoutTf32) {
   for (int type : {dnn::kFloat, dnn::kHalf})
@@ -163,7 +178,7 @@ TEST_P(CudnnCompiles, NoAttentionOfOtherWidths) {
     lie(p, false);
     EXPECT_FALSE(takes(p, cudnn()->version));
     std::string why;
-    EXPECT_FALSE(graph_of(*cudnn(), p).compile({nullptr, device_->at()}, {}, nullptr, why));
+    EXPECT_TRUE(compile(p, {}, nullptr, why).empty());
     EXPECT_NE(why, "");
   }
 }

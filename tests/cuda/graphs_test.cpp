@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 
 #include "core/autograd/autograd.h"
@@ -280,6 +282,30 @@ TEST(CudaGraphsChild, DISABLED_SumTwice) {
   std::printf("equal %d, deterministic %d\n", equal(one, two), equal(three, four));
 }
 
+/// A convolution twice in a capture, twice afterwards, and in deterministic mode.
+TEST(CudaGraphsChild, DISABLED_Capture) {
+  register_cuda();
+  const Tensor x = values({2, 8, 6, 6}, kBF16, 1), w = values({8, 8, 3, 3}, kBF16, 2);
+  const auto runs = [&](auto&& f) {
+    const int64_t before = runs_of("cudnn convolution");
+    f();
+    return int(runs_of("cudnn convolution") - before);
+  };
+  conv2d(x, w, {}, {.padding = 1});  // memory is there
+  const StreamHandle stream = handle_of(compute_stream(0));
+  GraphHandle graph = nullptr;
+  const int captured = runs([&] {
+    driver().begin_capture(stream, kCaptureThreadLocal);
+    const Tensor y = conv2d(x, w), again = conv2d(x, w);
+    driver().end_capture(stream, &graph);
+    driver().graph_destroy(graph);
+  });
+  const int after = runs([&] { conv2d(x, w), conv2d(x, w); });
+  const DeterministicScope deterministic;
+  const int once = runs([&] { conv2d(x, w); });
+  std::printf("captured %d, after %d, deterministic %d\n", captured, after, once);
+}
+
 size_t count(const std::string& text, const std::string& words) {
   size_t n = 0;
   for (size_t at = 0; (at = text.find(words, at)) != text.npos; at += words.size()) ++n;
@@ -358,6 +384,47 @@ TEST_F(CudaGraphsAlone, EnginesAreChosenOnceOnAMachine) {
   EXPECT_EQ(plans(first), 2u) << first;
   EXPECT_EQ(plans(second), 0u) << second;
   EXPECT_EQ(count(second, "vgpu: plan by engine 11"), 2u) << second;
+}
+// Each of a graph's three suggestions that compile runs four times, and the fastest once for each
+// use; another process does not time them. The slow one is the first.
+TEST_F(CudaGraphsAlone, EnginesAreTimedOnceOnAMachine) {
+  const std::string timed = "TESSERA_CUDA_TIME_GRAPHS=1 VGPU_TRACE_PLANS=1 VGPU_CUDNN_SLOW=11";
+  const std::string first = run(timed), second = run(timed);
+  EXPECT_EQ(count(first, "vgpu: plan by engine 11"), 2u) << first;
+  EXPECT_EQ(count(second, "vgpu: plan by engine 11"), 0u) << second;
+  EXPECT_EQ(count(second, "vgpu: plan by engine 13") + count(second, "vgpu: plan by engine 15"),
+            count(second, "vgpu: plan by engine"))
+      << second;
+  EXPECT_EQ(count(second, "[  PASSED  ] 1 test"), 1u) << second;
+}
+// Our own kernels take part for f32 alone.
+TEST_F(CudaGraphsAlone, OurKernelsAreTimedToo) {
+  const std::string timed = "TESSERA_CUDA_TIME_GRAPHS=1 VGPU_CUDNN_SLOW=11,13,15";
+  expect(run(timed), 3 * 4 + 3 * 4 + 1, "");
+  expect(run(timed), 1, "");
+}
+// A capture may not wait: the engine is the first suggestion there, and is timed at its next use.
+TEST_F(CudaGraphsAlone, EnginesAreNotTimedInACaptureOrDeterministicMode) {
+  const std::string output = output_of(child_command(
+      folder_, "CudaGraphsChild.DISABLED_Capture",
+      fmt::format("TESSERA_COMPILE_CACHE={} TESSERA_CUDA_TIME_GRAPHS=1 VGPU_TRACE_PLANS=1",
+                  kept_.str())));
+  EXPECT_NE(output.find("captured 0, after 14, deterministic 1\n"), output.npos) << output;
+  // Of another convolution before, in the capture, after it, and in deterministic mode.
+  EXPECT_EQ(count(output, "vgpu: plan by engine 12"), 4u) << output;
+  EXPECT_NE(output.find("[  PASSED  ] 1 test"), output.npos) << output;
+}
+TEST_F(CudaGraphsAlone, ADamagedChoiceIsMadeAgain) {
+  expect(run(), 3, "");
+  size_t files = 0;
+  for (const auto& file : std::filesystem::directory_iterator(kept_.str()))
+    if (file.path().extension() == ".graph")
+      std::ofstream(file.path(), std::ios::trunc) << "engine 1", ++files;
+  EXPECT_EQ(files, 2u);
+  const std::string damaged = run(), after = run();
+  EXPECT_NE(damaged.find("library 3\n"), damaged.npos) << damaged;
+  EXPECT_EQ(count(damaged, "is damaged and is made again"), files) << damaged;
+  expect(after, 3, "");
 }
 TEST_F(CudaGraphsAlone, DeterministicModeTakesEnginesOfOneOrder) {
   const std::string output = output_of(

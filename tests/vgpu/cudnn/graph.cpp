@@ -9,12 +9,13 @@ namespace vgpu::dnn {
 namespace {
 
 // What each computes: 11 one sum after the other; 12 is refused when its plan is made; 13 sums in
-// an order that changes from call to call; 21 with f32 operands rounded to TF32.
+// an order that changes from call to call; 15 as 11; 21 with f32 operands rounded to TF32.
 constexpr EngineKind kEngines[] = {
     {.index = 12, .note = -1, .workspace = 64, .compiles = false},
     {.index = 21, .note = kNoteTensorCore, .workspace = 0, .only_f32 = true},
     {.index = 11, .note = -1, .workspace = 131},
-    {.index = 13, .note = kNoteNondeterministic, .workspace = 1003}};
+    {.index = 13, .note = kNoteNondeterministic, .workspace = 1003},
+    {.index = 15, .note = -1, .workspace = 7}};
 constexpr EngineKind kFallback = {.index = 14, .note = -1, .workspace = 0};
 
 std::string text(const Extents& e) {
@@ -101,6 +102,12 @@ const EngineKind* engine_kind(int64_t index) {
   for (const EngineKind& e : kEngines)
     if (e.index == index) return &e;
   return index == kFallback.index ? &kFallback : nullptr;
+}
+
+bool is_slow(int64_t index) {
+  const char* asked = std::getenv("VGPU_CUDNN_SLOW");
+  return asked && ("," + std::string(asked) + ",").find("," + std::to_string(index) + ",") !=
+                      std::string::npos;
 }
 
 int64_t bytes_of(int type) {

@@ -60,6 +60,8 @@ struct EngineKind {
 /// In the order of suggestions: VGPU_CUDNN_FIRST=INDEX moves one to the front.
 std::vector<EngineKind> engines(bool fallback);
 const EngineKind* engine_kind(int64_t index);
+/// Whether VGPU_CUDNN_SLOW, numbers between commas, has the engine.
+bool is_slow(int64_t index);
 
 int64_t bytes_of(int type);
 /// "" or why no library would take the operation.

@@ -121,7 +121,8 @@ void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& st
   const Tensor& y = out[0];
   const Convolution conv(a, in[0].shape(), in[1].shape(), y.shape());
   if (conv.empty()) return fill(y, 0, stream);
-  if (library_conv(dnn::ConvKind::kForward, a, in[0], in[1], y, stream)) return;
+  const auto own = [&] { run_conv(prim, in, out, {}, stream); };
+  if (library_conv(dnn::ConvKind::kForward, a, in[0], in[1], y, own, stream)) return;
   const Tensor w = channels_last(in[1], stream);
   const Tensor x = source_of(conv, in[0], stream);
   const int64_t all = conv.groups * conv.outputs, piece = conv.piece(x.dtype());
@@ -141,7 +142,8 @@ void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stre
   const Tensor& dx = out[0];
   const Convolution conv(a, dx.shape(), in[1].shape(), in[0].shape());
   if (conv.empty()) return fill(dx, 0, stream);
-  if (library_conv(dnn::ConvKind::kGradInput, a, dx, in[1], in[0], stream)) return;
+  const auto own = [&] { run_grad_input(prim, in, out, {}, stream); };
+  if (library_conv(dnn::ConvKind::kGradInput, a, dx, in[1], in[0], own, stream)) return;
   const Tensor g = channels_last(in[0], stream), w = channels_last(in[1], stream);
   const int64_t images = dx.size(0), places = conv.rows / images, all = conv.groups * conv.outputs;
   const int64_t of_g[] = {conv.outputs}, of_w[] = {conv.outputs * conv.columns};
@@ -175,7 +177,8 @@ void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Str
   const Tensor& dw = out[0];
   const Convolution conv(a, in[1].shape(), dw.shape(), in[0].shape());
   if (conv.empty()) return fill(dw, 0, stream);
-  if (library_conv(dnn::ConvKind::kGradWeight, a, in[1], dw, in[0], stream)) return;
+  const auto own = [&] { run_grad_weight(prim, in, out, {}, stream); };
+  if (library_conv(dnn::ConvKind::kGradWeight, a, in[1], dw, in[0], own, stream)) return;
   const Tensor g = channels_last(in[0], stream);
   const Tensor x = source_of(conv, in[1], stream);
   const DType t = x.dtype(), wide = t == kF64 ? kF64 : kF32;

@@ -142,7 +142,7 @@ bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::B
 }  // namespace
 
 bool library_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
-                  const Tensor& y, const Stream& stream) {
+                  const Tensor& y, FunctionRef<void()> own, const Stream& stream) {
   const DType t = x.dtype();
   if ((t != kF32 && t != kF16 && t != kBF16) || !graphs_in_use()) return false;
   const dnn::ConvProblem p = problem_of(kind, a, x, w, y);
@@ -163,7 +163,8 @@ bool library_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const
                                      {dnn::ConvValues::kW, in_w.device_data()},
                                      {dnn::ConvValues::kY, in_y.device_data()}};
   };
-  if (!run_graph({bytes_of(p), demands, make, describe}, bind, stream)) return false;
+  const WantedGraph wanted{bytes_of(p), demands, make, describe, t == kF32 ? &own : nullptr};
+  if (!run_graph(wanted, bind, stream)) return false;
   if (kind == ConvKind::kGradWeight && !lies_last(w)) convert(in_w, w, stream);
   return true;
 }
