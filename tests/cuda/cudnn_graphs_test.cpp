@@ -110,6 +110,17 @@ TEST_P(CudnnCompiles, EveryConvolutionOfResNet50) {
                     square(kind, dnn::kBFloat16, kBatch, in, extent, out, kernel, stride),
                     {.deterministic = deterministic});
 }
+TEST_P(CudnnCompiles, SumsOfConvolutionsOfResNet50) {
+  int k = 0;
+  for (const auto& [in, extent, out, kernel, stride] : resnet50()) {
+    if (k++ % 4) continue;
+    ConvProblem p = square(ConvKind::kForward, dnn::kBFloat16, 32, in, extent, out, kernel, stride);
+    p.statistics = 1;
+    expect_plan(fmt::format("sums of {} x {} to {}, {} x {}, stride {}", in, extent, out, kernel,
+                            kernel, stride),
+                p);
+  }
+}
 // Of which the fastest is chosen by time.
 TEST_P(CudnnCompiles, SeveralEnginesForAConvolution) {
   std::string why;

@@ -13,6 +13,7 @@
 #include "core/base/deterministic.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/conv.h"
+#include "core/ops/conv_stats.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
@@ -61,6 +62,11 @@ class CudaGraphs : public OnCard {
 };
 
 constexpr DType kTypes[] = {kF32, kF16, kBF16};
+const char* name_of_kernel(DType t) {
+  return t == kF32   ? "batch_norm_f32_moments_of_sums"
+         : t == kF16 ? "batch_norm_f16_moments_of_sums"
+                     : "batch_norm_bf16_moments_of_sums";
+}
 
 /// The result and the gradients of all operands.
 std::vector<Tensor> with_gradients(const std::function<Tensor(const std::vector<Tensor>&)>& f,
@@ -119,6 +125,19 @@ TEST_F(CudaGraphs, ConvolutionsOfOperandsThatLieOtherwise) {
     for (const Tensor& x : {turned, part, permute(shifted, {0, 3, 1, 2})})
       compare([&] { return std::vector{conv_of(c, x, values(c.w, t, 2))}; }, t,
               {{"cudnn convolution", 1}});
+  }
+}
+
+PrimRef stats_of_conv() { return conv_stats_op({{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}}); }
+TEST_F(CudaGraphs, MomentsOfConvolutions) {
+  for (DType t : kTypes) {
+    const Tensor x = values({3, 8, 6, 5}, t, 1) + 0.5, w = values({16, 8, 3, 3}, t, 2);
+    compare(
+        [&] {
+          const Tensors all = dispatch(stats_of_conv(), operands(Tensor(x), Tensor(w)));
+          return std::vector<Tensor>(all.begin(), all.end());
+        },
+        t, {{"cudnn convolution", 1}, {name_of_kernel(t), t == kF32 ? 0 : 1}});
   }
 }
 
@@ -306,6 +325,19 @@ TEST(CudaGraphsChild, DISABLED_Capture) {
   std::printf("captured %d, after %d, deterministic %d\n", captured, after, once);
 }
 
+/// A convolution with moments, twice.
+TEST(CudaGraphsChild, DISABLED_Moments) {
+  register_cuda();
+  const Tensor x = values({3, 8, 6, 5}, kBF16, 1), w = values({16, 8, 3, 3}, kBF16, 2);
+  const Tensors want = dispatch(stats_of_conv(), operands(x.cpu(), w.cpu()));
+  for (int i = 0; i < 2; ++i) {
+    const Tensors got = dispatch(stats_of_conv(), operands(Tensor(x), Tensor(w)));
+    for (size_t k = 0; k < want.size(); ++k)
+      sweep::expect_close(got[k].cpu(), want[k], 3e-2, fmt::format("result {}", k));
+  }
+  std::printf("library %d\n", int(runs_of("cudnn convolution")));
+}
+
 size_t count(const std::string& text, const std::string& words) {
   size_t n = 0;
   for (size_t at = 0; (at = text.find(words, at)) != text.npos; at += words.size()) ++n;
@@ -402,6 +434,14 @@ TEST_F(CudaGraphsAlone, OurKernelsAreTimedToo) {
   const std::string timed = "TESSERA_CUDA_TIME_GRAPHS=1 VGPU_CUDNN_SLOW=11,13,15";
   expect(run(timed), 3 * 4 + 3 * 4 + 1, "");
   expect(run(timed), 1, "");
+}
+// Three engines run four times with sums; a convolution and moments do, whose three engines are
+// timed then; and each use runs one of the two.
+TEST_F(CudaGraphsAlone, MomentsAreTimedBesideSums) {
+  const std::string output = output_of(child_command(
+      folder_, "CudaGraphsChild.DISABLED_Moments",
+      fmt::format("TESSERA_COMPILE_CACHE={} TESSERA_CUDA_TIME_GRAPHS=1", kept_.str())));
+  expect(output, 3 * 4 + 4 + 3 * 4 + 2, "");
 }
 // A capture may not wait: the engine is the first suggestion there, and is timed at its next use.
 TEST_F(CudaGraphsAlone, EnginesAreNotTimedInACaptureOrDeterministicMode) {

@@ -34,11 +34,11 @@ bool lives(const T* object) {
   return living<T>().contains(object);
 }
 
-constexpr int kTypes[] = {kPointwise,    kConvolution, kEngine,      kEngineConfig,
-                          kHeuristics,   kPlan,        kKnobChoice,  kConvForwardOp,
-                          kConvFilterOp, kConvDataOp,  kPointwiseOp, kOperationGraph,
-                          kVariantPack,  kTensor,      kMatmul,      kMatmulOp,
-                          kReduction,    kReductionOp, kReshapeOp,   kDeviceProperties};
+constexpr int kTypes[] = {
+    kPointwise,   kConvolution,   kEngine,          kEngineConfig, kHeuristics,  kPlan,
+    kKnobChoice,  kConvForwardOp, kConvFilterOp,    kConvDataOp,   kPointwiseOp, kOperationGraph,
+    kVariantPack, kTensor,        kMatmul,          kMatmulOp,     kReduction,   kReductionOp,
+    kReshapeOp,   kStatisticsOp,  kDeviceProperties};
 
 DevicePtr address(const void* p) { return reinterpret_cast<DevicePtr>(p); }
 

@@ -126,6 +126,15 @@ std::string wrong(const Operation& op) {
   switch (op.kind) {
     case kPointwiseOp: return wrong_pointwise(op);
     case kMatmulOp: return wrong_matmul(op);
+    case kStatisticsOp:
+      for (const TensorInfo* sums : {&op.out, &op.squares}) {
+        Extents channels(op.in[0].dims.size(), 1);
+        if (channels.size() > 1) channels[1] = op.in[0].dims[1];
+        if (sums->dims != channels || sums->type != kFloat)
+          return "statistics of " + text(op.in[0].dims) + " as type " + std::to_string(sums->type) +
+                 " " + text(sums->dims);
+      }
+      return "";
     case kReductionOp:
       for (size_t i = 0; i < op.out.dims.size(); ++i)
         if (op.in[0].dims.size() != op.out.dims.size() ||

@@ -81,7 +81,6 @@ std::string fastest(const dnn::Plans& plans, const WantedGraph& wanted, const St
       least = ms, best = text_of(plan->engine());
   if (!wanted.own) return best;
   const auto own = [&] {
-    const OwnGraphs scope;
     (*wanted.own)();
     return true;
   };

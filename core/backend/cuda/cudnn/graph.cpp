@@ -225,6 +225,19 @@ void Graph::reshape(Value x, Value y) {
   text_ += fmt::format("{} = reshape {}\n", y, x);
 }
 
+void Graph::statistics(Value x, Value sum, Value squares) {
+  constexpr const char* kWhat = "statistics";
+  const Descriptor op = make(kStatisticsOp);
+  const int mode = kSumAndSquares;
+  set(op, kStatisticsMode, kTypeStatisticsMode, 1, &mode, kWhat);
+  set_type(op, kStatisticsPrecision, kWhat);
+  set_value(op, kStatisticsX, x, kWhat);
+  set_value(op, kStatisticsSum, sum, kWhat);
+  set_value(op, kStatisticsSquares, squares, kWhat);
+  finish_op(op, kWhat);
+  text_ += fmt::format("{} {} = statistics {}\n", sum, squares, x);
+}
+
 void Graph::convolution(ConvKind kind, Value x, Value w, Value y, const Window& window) {
   constexpr const char* kWhat = "convolution";
   struct Names {

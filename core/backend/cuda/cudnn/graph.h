@@ -122,6 +122,8 @@ class Graph {
   struct Window {
     Extents begin, end, stride, dilation;
   };
+  /// The sums of x [N, C, ..] and of its squares over all but channels.
+  void statistics(Value x, Value sum, Value squares);
   /// The operand that `kind` names is the result.
   void convolution(ConvKind kind, Value x, Value w, Value y, const Window& window);
 

@@ -133,6 +133,13 @@ Graph graph_of(const CudnnFunctions& f, const ConvProblem& p) {
               of_y = g.tensor(y, last_strides(y), p.type, p.aligned_y);
   g.convolution(p.kind, of_x, of_w, of_y,
                 {list(p.begin, n), list(p.end, n), list(p.stride, n), list(p.dilation, n)});
+  if (p.statistics) {
+    Extents channels(n + 2, 1);
+    channels[1] = y[1];
+    const Value sum = g.tensor(channels, last_strides(channels), kFloat),
+                squares = g.tensor(channels, last_strides(channels), kFloat);
+    g.statistics(of_y, sum, squares);
+  }
   return g;
 }
 

@@ -31,8 +31,8 @@ struct WantedGraph {
   dnn::Demands demands;
   FunctionRef<dnn::Graph(const CudnnFunctions&)> make;
   FunctionRef<std::string()> describe;
-  /// Null, or enqueues the same by our own kernels, where these may be faster: `run_graph` returns
-  /// false then.
+  /// Null, or enqueues the same without this graph, which may be faster: `run_graph` returns false
+  /// then.
   const FunctionRef<void()>* own = nullptr;
 };
 /// Enqueues the graph on `stream`; `bind` says where its values are. False where nothing was

@@ -6,6 +6,7 @@
 
 #include "core/backend/cuda/kernels/matmul.h"
 #include "core/backend/cuda/kernels/scan.h"
+#include "core/backend/cuda/ops/batch_norm.h"
 #include "core/backend/cuda/ops/graphs.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
@@ -137,6 +138,25 @@ void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& st
   }
 }
 
+// Moments by sums that the library takes beside y, or from y.
+void run_conv_stats(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const Tensor &y = out[0], &mean = out[1], &var = out[2];
+  const auto apart = [&] {
+    run_conv(prim, in, out.first(1), {}, stream);
+    if (y.numel() == 0) return fill(mean, 0, stream), fill(var, 0, stream);
+    moments(y, mean, var, stream);
+  };
+  const Convolution conv(attributes_of<ConvAttributes>(prim), in[0].shape(), in[1].shape(),
+                         y.shape());
+  if (conv.empty() || !is_channels_last(y.shape(), y.strides())) return apart();
+  const Tensor sum = empty(mean.shape(), kF32, stream.device),
+               squares = empty(mean.shape(), kF32, stream.device);
+  if (!library_conv_sums(attributes_of<ConvAttributes>(prim), in[0], in[1], y, sum, squares, apart,
+                         stream))
+    return apart();
+  moments_of_sums(y, sum, squares, mean, var, stream);
+}
+
 void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const auto& a = attributes_of<ConvAttributes>(prim);
   const Tensor& dx = out[0];
@@ -214,6 +234,7 @@ void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Str
 void register_conv(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   table.add(cuda, "conv", {.plan = plan_conv, .run = run_conv});
+  table.add(cuda, "conv_stats", {.plan = plan_conv, .run = run_conv_stats});
   table.add(cuda, "conv_grad_input", {.plan = plan_conv, .run = run_grad_input});
   table.add(cuda, "conv_grad_weight", {.run = run_grad_weight});
 }

@@ -19,6 +19,7 @@ using dnn::ConvKind;
 
 constexpr int64_t kAlignment = 16;  // in bytes, that engines want
 
+bool is_16_bit(DType t) { return t == kF16 || t == kBF16; }
 int dnn_type(DType t) { return t == kF32 ? dnn::kFloat : t == kF16 ? dnn::kHalf : dnn::kBFloat16; }
 
 int32_t alignment_of(const Tensor& t) {
@@ -73,6 +74,42 @@ std::string described(ConvKind kind, const ConvAttributes& a, const Tensor& x, c
                      to_string(a.window.dilation), a.window.groups);
 }
 
+// Enqueues the convolution, and where `sums` has two tensors, the sums of y's channels to them.
+bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
+              const Tensor& y, std::span<const Tensor> sums, const FunctionRef<void()>* own,
+              const Stream& stream) {
+  const DType t = x.dtype();
+  if ((t != kF32 && !is_16_bit(t)) || !graphs_in_use()) return false;
+  dnn::ConvProblem p = problem_of(kind, a, x, w, y);
+  p.statistics = !sums.empty();
+  const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
+  const auto describe = [&] {
+    return described(kind, a, x, w) + (sums.empty() ? "" : ", with sums of its channels");
+  };
+  const dnn::Demands demands{.deterministic = deterministic_algorithms(),
+                             .full_precision = t == kF32};
+  Tensor in_x, in_w, in_y;  // as the library reads and writes them
+  const auto bind = [&] {
+    const auto lying = [&](const Tensor& t, ConvKind writes) {
+      if (kind != writes) return channels_last(t, stream);
+      if (lies_last(t)) return t;
+      return empty(Meta{t.shape(), channels_last_strides(t.shape()), t.dtype(), t.device()});
+    };
+    in_x = lying(x, ConvKind::kGradInput), in_w = lying(w, ConvKind::kGradWeight);
+    in_y = lying(y, ConvKind::kForward);
+    using V = dnn::ConvValues;
+    std::vector<dnn::Binding> all{
+        {V::kX, in_x.device_data()}, {V::kW, in_w.device_data()}, {V::kY, in_y.device_data()}};
+    if (!sums.empty())
+      all.push_back({V::kSum, sums[0].device_data()}),
+          all.push_back({V::kSquares, sums[1].device_data()});
+    return all;
+  };
+  if (!run_graph({bytes_of(p), demands, make, describe, own}, bind, stream)) return false;
+  if (kind == ConvKind::kGradWeight && !lies_last(w)) convert(in_w, w, stream);
+  return true;
+}
+
 // ---- attention
 
 // Whether the gradient that is summed in one piece, and so takes scratch of the size of the scores,
@@ -123,8 +160,8 @@ dnn::AttentionProblem problem_of(const AttentionAttributes& a, const Tensor& q, 
 
 bool takes(const CudnnFunctions& f, const dnn::AttentionProblem& p, DType t) {
   const int64_t scores = p.batch * p.heads * p.queries * p.keys;
-  return (t == kF16 || t == kBF16) && scores > 0 && p.width * p.value_width > 0 &&
-         dnn::takes(p, f.version) && !(p.one_sum && 2 * scores > kMostScratch);
+  return is_16_bit(t) && scores > 0 && p.width * p.value_width > 0 && dnn::takes(p, f.version) &&
+         !(p.one_sum && 2 * scores > kMostScratch);
 }
 
 bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::Binding>()> bind,
@@ -143,30 +180,19 @@ bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::B
 
 bool library_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
                   const Tensor& y, FunctionRef<void()> own, const Stream& stream) {
-  const DType t = x.dtype();
-  if ((t != kF32 && t != kF16 && t != kBF16) || !graphs_in_use()) return false;
-  const dnn::ConvProblem p = problem_of(kind, a, x, w, y);
-  const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
-  const auto describe = [&] { return described(kind, a, x, w); };
-  const dnn::Demands demands{.deterministic = deterministic_algorithms(),
-                             .full_precision = t == kF32};
-  Tensor in_x, in_w, in_y;  // as the library reads and writes them
-  const auto bind = [&] {
-    const auto lying = [&](const Tensor& t, ConvKind writes) {
-      if (kind != writes) return channels_last(t, stream);
-      if (lies_last(t)) return t;
-      return empty(Meta{t.shape(), channels_last_strides(t.shape()), t.dtype(), t.device()});
-    };
-    in_x = lying(x, ConvKind::kGradInput), in_w = lying(w, ConvKind::kGradWeight);
-    in_y = lying(y, ConvKind::kForward);
-    return std::vector<dnn::Binding>{{dnn::ConvValues::kX, in_x.device_data()},
-                                     {dnn::ConvValues::kW, in_w.device_data()},
-                                     {dnn::ConvValues::kY, in_y.device_data()}};
+  const auto alone = [&] {
+    const OwnGraphs scope;
+    own();
   };
-  const WantedGraph wanted{bytes_of(p), demands, make, describe, t == kF32 ? &own : nullptr};
-  if (!run_graph(wanted, bind, stream)) return false;
-  if (kind == ConvKind::kGradWeight && !lies_last(w)) convert(in_w, w, stream);
-  return true;
+  const FunctionRef<void()> other = alone;
+  return run_conv(kind, a, x, w, y, {}, x.dtype() == kF32 ? &other : nullptr, stream);
+}
+
+bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w, const Tensor& y,
+                       const Tensor& sum, const Tensor& squares, FunctionRef<void()> apart,
+                       const Stream& stream) {
+  const Tensor sums[] = {sum, squares};
+  return is_16_bit(x.dtype()) && run_conv(ConvKind::kForward, a, x, w, y, sums, &apart, stream);
 }
 
 bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tensor& k,

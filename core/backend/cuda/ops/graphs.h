@@ -15,6 +15,12 @@ namespace tessera::cuda {
 /// copied where they do not. `own` does the same by our own kernels, which may be faster for f32.
 bool library_conv(dnn::ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
                   const Tensor& y, FunctionRef<void()> own, const Stream& stream);
+/// Enqueues the convolution of x with w to y in 16 bits, and the sums of each channel of y and of
+/// their squares, f32 [O]. `apart` enqueues what the caller wants of these without the graph, which
+/// may be faster.
+bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w, const Tensor& y,
+                       const Tensor& sum, const Tensor& squares, FunctionRef<void()> apart,
+                       const Stream& stream);
 
 /// Enqueues attention of q, k, v to out and the dense lse. Operands are copied, and results too,
 /// where the library does not read and write them as they lie.
