@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 using dnn::AttentionProblem;
 using dnn::ConvKind;
 using dnn::ConvProblem;
+using dnn::Extents;
+using dnn::Graph;
 
 class CudnnCompiles : public testing::TestWithParam<std::string> {
  protected:
@@ -121,6 +123,80 @@ TEST_P(CudnnCompiles, SumsOfConvolutionsOfResNet50) {
                 p);
   }
 }
+/// What the library says of graphs around one convolution of ResNet, in bf16.
+class CudnnFuses : public CudnnCompiles {
+ protected:
+  using Value = dnn::Graph::Value;
+  struct Around {
+    Graph& g;
+    const Extents x, w, y, of_x, of_y;  // the last two: a number for each channel
+    const Graph::Window window;
+    Value lying(const Extents& e, int type = dnn::kBFloat16) {
+      return g.tensor(e, dnn::last_strides(e), type);
+    }
+    Value inner(const Extents& e, int type = dnn::kFloat) {
+      return g.inner(e, dnn::last_strides(e), type);
+    }
+    Value with(int mode, Value a, Value b, const Extents& e) {
+      const Value r = inner(e);
+      return g.pointwise(mode, a, b, r), r;
+    }
+    // relu(x scale + bias), in bf16 within the graph.
+    Value normalised() {
+      const Value scaled = with(dnn::kMul, lying(x), lying(of_x), x),
+                  moved = with(dnn::kAdd, scaled, lying(of_x), x),
+                  result = inner(x, dnn::kBFloat16);
+      return g.pointwise(dnn::kReluForward, moved, Graph::kNone, result), result;
+    }
+  };
+  bool fuses(int64_t in, int64_t kernel, int64_t stride, FunctionRef<void(Around&)> make) {
+    const ConvProblem p =
+        square(ConvKind::kForward, dnn::kBFloat16, 32, in, 56, 64, kernel, stride);
+    Graph g(*cudnn());
+    Around around{g,
+                  {p.x, p.x + 4},
+                  {p.w, p.w + 4},
+                  {p.y, p.y + 4},
+                  {1, in, 1, 1},
+                  {1, 64, 1, 1},
+                  {{p.begin, p.begin + 2}, {p.end, p.end + 2}, {stride, stride}, {1, 1}}};
+    make(around);
+    std::string why;
+    return !g.compile({nullptr, device_->at()}, {}, nullptr, 1, why).empty();
+  }
+};
+// Batch-norm in inference: a scale and a bias of each channel, a residual, relu.
+TEST_P(CudnnFuses, WhatFollowsAConvolution) {
+  for (bool residual : {false, true})
+    for (const auto& [in, kernel, stride] : {std::array<int64_t, 3>{64, 3, 1}, {3, 7, 2}})
+      EXPECT_TRUE(fuses(in, kernel, stride, [&](Around& a) {
+        Value y = a.inner(a.y);
+        a.g.convolution(ConvKind::kForward, a.lying(a.x), a.lying(a.w), y, a.window);
+        y = a.with(dnn::kMul, y, a.lying(a.of_y, dnn::kFloat), a.y);
+        y = a.with(dnn::kAdd, y, a.lying(a.of_y, dnn::kFloat), a.y);
+        if (residual) y = a.with(dnn::kAdd, y, a.lying(a.y), a.y);
+        a.g.pointwise(dnn::kReluForward, y, Graph::kNone, a.lying(a.y));
+      })) << in;
+}
+// Batch-norm in training, of the operand: not where channels are no multiple of 8, nor before the
+// gradient of the weight.
+TEST_P(CudnnFuses, WhatPrecedesAConvolution) {
+  for (bool sums : {false, true})
+    for (int64_t in : {64, 3})
+      EXPECT_EQ(fuses(in, 3, 1,
+                      [&](Around& a) {
+                        const Value x = a.normalised(), y = a.lying(a.y);
+                        a.g.convolution(ConvKind::kForward, x, a.lying(a.w), y, a.window);
+                        if (sums)
+                          a.g.statistics(y, a.lying(a.of_y, dnn::kFloat),
+                                         a.lying(a.of_y, dnn::kFloat));
+                      }),
+                in == 64);
+  EXPECT_FALSE(fuses(64, 3, 1, [&](Around& a) {
+    const Value x = a.normalised();
+    a.g.convolution(ConvKind::kGradWeight, x, a.lying(a.w), a.lying(a.y), a.window);
+  }));
+}
 // Of which the fastest is chosen by time.
 TEST_P(CudnnCompiles, SeveralEnginesForAConvolution) {
   std::string why;
@@ -195,6 +271,8 @@ TEST_P(CudnnCompiles, NoAttentionOfOtherWidths) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudnnCompiles, testing::Values("h200"),
+                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Devices, CudnnFuses, testing::Values("h200"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace
