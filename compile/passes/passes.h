@@ -49,6 +49,10 @@ PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx);
 /// (DeviceRuntime::adds_biases). It is then added before the product is rounded to 16 bits, so a
 /// deterministic graph is left as it is.
 void join_bias(Graph& graph);
+/// Lets a convolution of 16-bit floats give the moments of its result to the batch-norm behind it,
+/// on devices with a kernel for that. Sums are in another order, so a deterministic graph is left
+/// as it is.
+void join_stats(Graph& graph);
 /// Makes Fused ops of groups of pointwise ops, reductions and the views between them; effects at
 /// the end of such a group become its results. Reductions of a deterministic graph stay as they
 /// are.

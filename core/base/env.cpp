@@ -63,6 +63,10 @@ constexpr Variable kTable[] = {
      "them (slow)"},
     {"TESSERA_CUDA_LIBRARY_PRODUCTS", "1",
      "0: Tessera's own kernels compute matrix products on GPUs, also where cuBLASLt is found"},
+    {"TESSERA_CUDA_TIME_GRAPHS", "",
+     "0: the first of cuDNN's engines computes a graph, without a comparison of times; default is "
+     "1 "
+     "on a card"},
     {"TESSERA_CUDA_TIME_PRODUCTS", "",
      "1: the algorithms that cuBLASLt suggests for a product are timed at its first use, which is "
      "the default on cards; 0: the first is taken"},

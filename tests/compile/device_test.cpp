@@ -236,6 +236,29 @@ TEST_F(CompiledOnCard, WhatWasRefusedBeforeACaptureDoesNotEndIt) {
   EXPECT_EQ(f.report().device_graphs, 1);
 }
 
+// The gradients of q, k and v are written into that of the projection that they are parts of.
+TEST_F(CompiledOnCard, AttentionReadsAndWritesAProjection) {
+  const auto plain = [&](const Tensor& leaf) {
+    Tensor x = leaf.detach().requires_grad_();
+    Tensors parts = unbind(x, 2);
+    for (Tensor& p : parts) p = permute(p, {0, 2, 1, 3});
+    const Tensor y = scaled_dot_product_attention(parts[0], parts[1], parts[2], {.causal = true});
+    sum(square(permute(y, {0, 2, 1, 3}))).backward();
+    return x.grad();
+  };
+  auto f = compile(plain);
+  for (int k = 0; k < 5; ++k) {
+    const Tensor x = drawn({2, 9, 3, 4, 8}, k).to(kBF16);
+    expect_close(f(x), plain(x), 3e-2);
+  }
+  EXPECT_EQ(f.report().compiled, 1) << f.report().unoptimised;
+  const Tensor x = drawn({2, 9, 3, 4, 8}, 5).to(kBF16);
+  Profiler profiler;
+  f(x);
+  for (const ProfileEvent& e : profiler.profile()->events())
+    for (const char* copy : {"cat", "stack", "copy", "contiguous"}) EXPECT_NE(e.name, copy);
+}
+
 TEST_F(CompiledOnCard, HeadsTooWideForTheKernelsAreBetweenGraphs) {
   const auto plain = [&](const Tensor& x) {
     const Tensor q = gram(exp(x)).reshape({1, 1, 4, 4}),

@@ -26,12 +26,6 @@ bool times_products() {
   return on;
 }
 
-bool is_captured(const Stream& stream) {
-  int status = kCaptureNone;
-  driver().capture_status(handle_of(stream), &status);
-  return status != kCaptureNone;
-}
-
 io::ObjectCache disk() { return {"", ".product", "cuda"}; }
 
 std::string bytes_of(const ProductChoice& c) {
@@ -132,7 +126,7 @@ std::optional<ChosenProduct> choose_product(
   const std::vector<ProductChoice> suggestions = suggest(deterministic);
   if (suggestions.empty()) return {};
   if (!timed) return ChosenProduct{choices().add(key, suggestions[0])};
-  if (is_captured(stream)) return ChosenProduct{suggestions[0], false};
+  if (captures(stream)) return ChosenProduct{suggestions[0], false};
   return ChosenProduct{choices().add(key, keep(key, fastest(suggestions, stream, run)))};
 }
 
