@@ -90,7 +90,8 @@ void GradScaler::step(Optimizer& optimizer, const Clip& given) {
   Tensor finite = isfinite(clip.norm);
   optimizer.step_if_finite(
       where(finite, clip.scale, scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64)));
-  assign_(bad_, logical_or(bad_, logical_not(plain(finite))));
+  const Tensor bad = logical_not(plain(finite));
+  assign_(bad_, stepped_ ? logical_or(bad_, bad) : bad);
   stepped_ = true;
 }
 
@@ -112,7 +113,6 @@ void GradScaler::update() {
   assign_(good_steps_, where(logical_or(bad_, due), none, good));
   assign_(scale_, scale);
   assign_(skipped_, bad_);
-  assign_(bad_, scalar_tensor(false, kBool));
 }
 
 double GradScaler::current_scale() const { return enabled() ? scale_.item<float>() : 1; }

@@ -190,8 +190,9 @@ std::string generate(const Options& o, const Task& task, const std::vector<Named
   return copy.generate(o.sample);
 }
 
-// Says what computes the products of a run in mixed precision.
-std::string precision_story(const Options& o) {
+// Says what computes the products of a run in mixed precision on the CPU.
+std::string precision_story(const Options& o, Device device) {
+  if (!device.is_cpu()) return "";
   switch (compute_dtype(o)) {
     case kBF16:
       return cpu::has_bf16_dot() ? ", products by bf16 dot instructions"
@@ -271,7 +272,7 @@ class Trainer {
       report_.line(fmt::format("{}: {} parameters, {}, {} of {} {}{}{}", o_.model,
                                strategy_->num_parameters(), counted(group_->size(), "rank"),
                                counted(steps_, "step"), o_.batch_size, task_.samples, made_up,
-                               precision_story(o_)));
+                               precision_story(o_, device_)));
     if (!task_.data_story.empty()) report_.line(task_.data_story);
     if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     if (done_ > 0 && done_ >= steps_)
