@@ -66,6 +66,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   for (const Tensor& p : optimizer.parameters())
     if (Tensor g = p.grad(); g.defined()) {
+      inverse = inverse.to(g.device());
       // 1 / scale may be nothing in f16.
       Tensor wide = size_of(g.dtype()) < 4 ? cast(g, kF32) : g;
       assign_(g, cast(wide * cast(inverse, wide.dtype()), g.dtype()));
@@ -89,8 +90,9 @@ void GradScaler::step(Optimizer& optimizer, const Clip& given) {
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   Tensor finite = isfinite(clip.norm);
   optimizer.step_if_finite(
-      where(finite, clip.scale, scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64)));
-  const Tensor bad = logical_not(plain(finite));
+      where(finite, clip.scale,
+            scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64, finite.device())));
+  const Tensor bad = logical_not(plain(finite)).to(bad_.device());
   assign_(bad_, stepped_ ? logical_or(bad_, bad) : bad);
   stepped_ = true;
 }

@@ -386,7 +386,8 @@ class Trainer {
     if (!scaler_.enabled()) {
       // A NaN stops the run, which explains it from the state before the step: see explain. On a
       // device the host hears of it when the next step is enqueued, which then updates nothing.
-      Tensor none = scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64);
+      Tensor none =
+          scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64, clip.norm.device());
       NoGrad off;
       Tensor finite = isfinite(clip.norm);
       if (!device_.is_cpu()) {
@@ -505,8 +506,8 @@ class Trainer {
   Report report_;
   Profiling profiling_;
   std::optional<Step> pending_;
-  // Of a device: whether the norms of all steps were finite so far.
-  Tensor all_finite_ = full({}, true, {kBool, device_});
+  // Of a device: whether the norms of all steps were finite so far; where the update is computed.
+  Tensor all_finite_ = full({}, true, {kBool, o_.offload ? kCPU : device_});
   Clock::time_point told_{};  // when the last step was reported
   compiler::Compiled<std::function<Update>> compiled_update_{
       [this](const std::vector<BatchTensors>& batches, const Tensor& key) {

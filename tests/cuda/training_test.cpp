@@ -16,6 +16,7 @@
 #include "parallel/checkpoint/training_state.h"
 #include "tests/cuda/card.h"
 #include "tests/cuda/counters.h"
+#include "tests/cuda/gate.h"
 #include "tests/cuda/windows.h"
 
 namespace tessera::cuda {
@@ -96,22 +97,6 @@ TEST_F(CudaTraining, BatchesComeFromPinnedMemory) {
   }
   EXPECT_EQ(sums.item<int64_t>(), want);
 }
-
-/// Keeps a stream from going on until it is opened.
-class Gate {
- public:
-  explicit Gate(const Stream& stream) {
-    driver().launch_host_function(static_cast<StreamHandle>(stream.handle), wait, this);
-  }
-  void open() { open_ = true; }
-
- private:
-  static void wait(void* gate) {
-    while (!static_cast<Gate*>(gate)->open_)
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  std::atomic<bool> open_ = false;
-};
 
 /// Windows that count what has been read.
 class CountedWindows final : public data::Dataset {

@@ -71,8 +71,8 @@ def hash_of(strategy, device, options=(), how=(), ranks=2, steps=4):
         return [json.loads(line) for line in lines][-1]["params_xxh128"]
 
 
-def resumed(strategy, device, steps, **how):
-    return hash_of(strategy, device, ["--checkpoint", RUNS, "--resume"], steps=steps, **how)
+def resumed(strategy, device, steps, more=(), **how):
+    return hash_of(strategy, device, ["--checkpoint", RUNS, "--resume", *more], steps=steps, **how)
 
 
 # A save has the bits of its step, although the next steps go on while it is copied: with as many steps, a run that resumes has nothing
@@ -86,6 +86,10 @@ expect(resumed("fsdp", "cpu", 2, ranks=4) == two, "a later step is in a save of 
 six = resumed("fsdp", "cpu", 6, ranks=4)
 expect(resumed("ddp", "cuda", 6, how=["--seed", "7"]) == six, "two cards loaded other bits than four ranks of the CPU have saved", "")
 print("two cards and four ranks of the CPU save and load the same bits")
+for how in (["--seed", "8"], ["--seed", "9", "--check"]):
+    expect(hash_of("fsdp", "cuda", ["--offload"], how=how) == four, f"offloaded parameters have other bits, {how}", "")
+expect(resumed("fsdp+tp", "cuda", 6, more=["--mesh", "dp=2,tp=1", "--offload"]) == six, "offloaded parameters are loaded with other bits", "")
+print("parameters in memory of the host have the bits of those on cards")
 
 
 def expect_end(words, what, options=(), environment=None):
