@@ -72,7 +72,7 @@ class DeviceRuntime {
   /// until the program ends, since storages that outlive the thread keep it.
   virtual Stream stream(int index) { return {{kind_, int8_t(index)}, nullptr}; }
   /// Another stream of the calling thread on device `index`, for copies that run beside its
-  /// kernels. `turn`, 0 to 2, picks one of three: a copy need not wait for one of another turn.
+  /// kernels. `turn`, 0 to 3, picks one of four: a copy need not wait for one of another turn.
   virtual Stream copy_stream(int index, int /*turn*/) { return stream(index); }
   /// Lets stream() of the calling thread return `stream` from now on, one of the thread's own;
   /// returns the stream that it replaces. A device without separate copy streams need not override

@@ -140,6 +140,10 @@ std::span<const OptionRow> option_table() {
       row("mesh", &Options::mesh, kTogether,
           "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, pp=N, "
           "dp=N,tp=N, dp=N,pp=N ..."),
+      row("offload", &Options::offload, kTogether,
+          "keep a rank's parameters, gradients and optimizer state in memory of the host, where "
+          "the "
+          "update runs: for fsdp, hsdp, fsdp+tp and hsdp+tp on a device"),
       row("precision", &Options::precision, kNumbers,
           "type of products and attention: fp32, bf16 or fp16 (dynamic loss scaling); weights, "
           "gradients, norms and the loss stay fp32"),

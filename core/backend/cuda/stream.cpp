@@ -215,8 +215,8 @@ bool captures(const Stream& stream) {
 double elapsed_ms(StreamEvent& from, StreamEvent& to) {
   TESSERA_ASSERT(from.timing_ == StreamEvent::Timing::kOn && to.timing_ == from.timing_,
                  "cuda: events were recorded without timing");
-  from.wait();
-  to.wait();
+  for (StreamEvent* e : {&from, &to})
+    if (!e->done()) e->wait();
   float ms = 0;
   driver().event_elapsed(&ms, from.event_, to.event_);
   return ms;
