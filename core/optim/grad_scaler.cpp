@@ -90,9 +90,8 @@ void GradScaler::step(Optimizer& optimizer, const Clip& given) {
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   Tensor finite = isfinite(clip.norm);
   optimizer.step_if_finite(
-      where(finite, clip.scale,
-            scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64, finite.device())));
-  const Tensor bad = logical_not(plain(finite)).to(bad_.device());
+      where(finite, clip.scale, scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64)));
+  const Tensor bad = logical_not(plain(finite));
   assign_(bad_, stepped_ ? logical_or(bad_, bad) : bad);
   stepped_ = true;
 }

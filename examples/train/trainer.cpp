@@ -386,8 +386,7 @@ class Trainer {
     if (!scaler_.enabled()) {
       // A NaN stops the run, which explains it from the state before the step: see explain. On a
       // device the host hears of it when the next step is enqueued, which then updates nothing.
-      Tensor none =
-          scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64, clip.norm.device());
+      Tensor none = scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64);
       NoGrad off;
       Tensor finite = isfinite(clip.norm);
       if (!device_.is_cpu()) {
