@@ -87,7 +87,9 @@ class CollectiveOp final : public CollectivePrimitive {
 
   bool moves_its_result() const override { return in_place_verb(kind); }
   bool captures(std::span<const Tensor> in, std::span<const Tensor> out) const override {
-    return group->captures({.kind = kind, .op = op, .in = in, .out = out});
+    // The root's copy of a broadcast that is not in place waits for its operand.
+    return kind != CollKind::kBroadcast &&
+           group->captures({.kind = kind, .op = op, .in = in, .out = out});
   }
 
   const CollKind kind;

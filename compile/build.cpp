@@ -12,6 +12,7 @@
 #include "compile/passes/passes.h"
 #include "compile/passes/recompute.h"
 #include "compile/run/step_ranges.h"
+#include "compile/run/stream_choice.h"
 #include "core/base/env.h"
 #include "core/base/log.h"
 
@@ -170,7 +171,7 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
   check_passes(skip, passes);
   dump(graph, options, number, "recorded");
   const size_t limit = memory_limit(options);
-  streamed_from();  // a bad environment variable is the user's error, not a pass's
+  streamed_from(), streams_wanted();  // bad variables are the user's error, not a pass's
   Graph fused = graph;
   try {
     if (limit) fused = within_memory(graph, limit, skip, passes, options.name);

@@ -1,8 +1,9 @@
-// Calls of a group that a thread has captured as part of a graph. Each launch of the graph makes
-// them again: they get the numbers that they would have had one by one, so that ranks compare them
-// and a peer may make its own without a graph, and the thread that watches sees one call that
-// stands for all of them. Its deadline runs from when the card comes to the graph, whose kernels
-// count. Invariant: the group's communicators outlive the graph, as NCCL demands.
+// Calls of a group that a thread has captured as part of a graph. All captured calls of a thread
+// are on one stream, so that those of several communicators follow each other on every rank. Each
+// launch of the graph makes them again: they get the numbers that they would have had one by one,
+// so that ranks compare them, and the thread that watches sees one call that stands for all of
+// them. Its deadline runs from when the card comes to the graph, whose kernels count. Invariant:
+// the group's communicators outlive the graph, as NCCL demands.
 #pragma once
 #include <vector>
 
@@ -18,6 +19,8 @@ class CapturedCalls final : public cuda::GraphPart {
 
   /// `memory` is kept as long as the graph lives.
   void add(const CardCall& call, std::vector<Ref<Storage>> memory);
+  size_t count() const { return calls_.size(); }
+  /// Throws what killed the group.
   void before_launch(const Stream& stream) override;
   void launched(const Stream& stream) override;
 
@@ -30,8 +33,7 @@ class CapturedCalls final : public cuda::GraphPart {
   Millis limit_{0};  // the longest of the calls
   std::vector<Call> calls_;
   std::vector<Ref<Storage>> memory_;
-  Ref<CardCall> launch_;  // the one that is being made
-  Ref<Event> begun_;
+  Ref<Event> begun_;  // of the launch that is being made
 };
 
 }  // namespace tessera::nccl

@@ -159,8 +159,10 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key, const Paus
   return part;
 }
 
-void Communicator::submit(std::span<const Plan* const> plans, const Pause& pause) {
+void Communicator::submit(std::span<const Plan* const> plans, const Stream& on,
+                          const Pause& pause) {
   const cuda::CurrentDevice current(device_);
+  on_ = on;
   for (const Plan* plan : plans) copy_own(*plan);
   nccl_.group_start.result();
   try {
@@ -181,11 +183,11 @@ void Communicator::copy_own(const Plan& p) const {
   const Part& from = p.give[size_t(p.one_for_each ? p.rank : 0)];
   const Part& to = p.take[size_t(p.giver < 0 ? p.rank : 0)];
   if (from.bytes && from.data != to.data)
-    cuda::copy(to.data, stream().device, from.data, stream().device, bytes_of(from), stream());
+    cuda::copy(to.data, on_.device, from.data, on_.device, bytes_of(from), on_);
 }
 
 void Communicator::enqueue(const Plan& p) {
-  const cuda::StreamHandle stream = cuda::handle_of(this->stream());
+  const cuda::StreamHandle stream = cuda::handle_of(on_);
   const DataType type = type_of(p.dtype);
   const auto count = [&](const Part& part) { return bytes_of(part) / size_of(p.dtype); };
   const auto op = p.reduces ? *operator_of(p.op, p.dtype) : RedOp::kSum;
@@ -223,7 +225,7 @@ void Communicator::enqueue(const Plan& p) {
 
 // Pieces that differ in size are broadcast one by one, as one call.
 void Communicator::all_gather(const Plan& p) {
-  const cuda::StreamHandle stream = cuda::handle_of(this->stream());
+  const cuda::StreamHandle stream = cuda::handle_of(on_);
   if (p.record.form == 0)
     return check(nccl_.all_gather.result(p.give[0].data, p.take[0].data, bytes_of(p.give[0]),
                                          DataType::kUint8, comm_, stream),
@@ -237,7 +239,7 @@ void Communicator::all_gather(const Plan& p) {
 }
 
 void Communicator::reduce_scatter(const Plan& p) {
-  const cuda::StreamHandle stream = cuda::handle_of(this->stream());
+  const cuda::StreamHandle stream = cuda::handle_of(on_);
   const DataType type = type_of(p.dtype);
   const RedOp op = *operator_of(p.op, p.dtype);
   const auto count = [&](const Part& part) { return bytes_of(part) / size_of(p.dtype); };
@@ -255,7 +257,7 @@ void Communicator::reduce_scatter(const Plan& p) {
 
 // Each piece is a message; all of them proceed together.
 void Communicator::exchange(const Plan& p) {
-  const cuda::StreamHandle stream = cuda::handle_of(this->stream());
+  const cuda::StreamHandle stream = cuda::handle_of(on_);
   for (int r = 0; r < p.size; ++r) {
     if (r == p.rank) continue;
     const bool they_take = p.kind != CollKind::kGather || r == p.record.peer;

@@ -33,9 +33,10 @@ class Communicator {
   /// its ranks call it.
   std::unique_ptr<Communicator> split(int color, int key, const Pause& pause);
 
-  /// Submits the plans together to stream(). NCCL has their operators. Equal pieces of an
+  /// Submits the plans together to stream `on`. NCCL has their operators. Equal pieces of an
   /// all_gather or a reduce_scatter follow each other in memory.
-  void submit(std::span<const ::tessera::detail::Plan* const> plans, const Pause& pause);
+  void submit(std::span<const ::tessera::detail::Plan* const> plans, const Stream& on,
+              const Pause& pause);
   /// What has gone wrong meanwhile; kSuccess: nothing.
   Result error() const;
   void abort();
@@ -62,6 +63,7 @@ class Communicator {
   const int device_;
   Comm comm_ = nullptr;
   cuda::SideStream stream_;
+  Stream on_;  // of the submission that is made
   std::thread aborting_;
 };
 

@@ -68,8 +68,8 @@ bool GroupCore::idle() const {
 }
 
 // NCCL takes pieces that follow each other, and no result that lies over an operand in part.
-GroupCore::Ready GroupCore::prepare(const Ref<CardCall>& call, const Collective& c) {
-  const Stream& stream = lane_of(call->plan).comm->stream();
+GroupCore::Ready GroupCore::prepare(const Ref<CardCall>& call, const Collective& c,
+                                    const Stream& stream) {
   Plan& plan = call->plan;
   Ready ready{call, nullptr, Tensors(c.in.begin(), c.in.end()), Clock::now()};
   for (const Tensor& t : c.out) ready.tensors.push_back(t);
@@ -100,7 +100,7 @@ Ref<Work> GroupCore::submit(const Collective& c) {
   const Stream& stream = lane_of(call->plan).comm->stream();
   for (const Tensor& t : c.in) t.storage()->wait_ready(stream);
   for (const Tensor& t : c.out) t.storage()->wait_writable(stream);
-  Ready ready = prepare(call, c);
+  Ready ready = prepare(call, c, stream);
   const bool message = call->plan.is_p2p();
   {
     std::lock_guard lock(mutex_);
@@ -151,7 +151,7 @@ void GroupCore::submit_now(Lane& lane, std::vector<Ready> calls) {
   const bool timed = std::ranges::any_of(calls, [](const Ready& r) { return r.call->async; });
   const auto record = [&] { return timed ? runtime.record_timed(stream) : runtime.record(stream); };
   const Ref<Event> begun = record();
-  submit_to_nccl(lane, calls);
+  submit_to_nccl(lane, calls, stream);
   const Ref<Event> ended = record();
   const Ref<cuda::Refusals> thread = cuda::refusals_of(cuda::compute_stream(device_.index));
   for (const Ready& r : calls) {
@@ -160,12 +160,12 @@ void GroupCore::submit_now(Lane& lane, std::vector<Ready> calls) {
   }
 }
 
-void GroupCore::submit_to_nccl(Lane& lane, std::span<const Ready> calls) {
+void GroupCore::submit_to_nccl(Lane& lane, std::span<const Ready> calls, const Stream& stream) {
   const CardCall& first = *calls[0].call;
   std::vector<const Plan*> plans;
   for (const Ready& r : calls) plans.push_back(&r.call->plan);
   with_nccl(first.title(), facts_of(first), first.limit,
-            [&](const Communicator::Pause& pause) { lane.comm->submit(plans, pause); });
+            [&](const Communicator::Pause& pause) { lane.comm->submit(plans, stream, pause); });
   for (const Ready& r : calls)
     if (r.after) r.after();
 }
@@ -222,6 +222,12 @@ void GroupCore::flush() {
   }
   for (const Ref<CardCall>& call : calls) call->wait();
   if (dead()) throw_failure();
+}
+
+GroupCore::~GroupCore() { close_communicators(); }
+
+void GroupCore::close_communicators() {
+  for (Lane& lane : lanes_) lane.comm->close();
 }
 
 // ---- failure ----

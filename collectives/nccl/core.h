@@ -46,8 +46,9 @@ class GroupCore final : public CallOwner {
   GroupCore(detail::Membership members, GroupContext context, Device device,
             Communicators communicators);
   ~GroupCore() override;
-  /// Waits for the work and ends the communicators, unless graphs use them: then they end with the
-  /// graphs. No call may be submitted after it, and no graph launched.
+  /// Waits for the work and ends the communicators. Where graphs use them, they end once the graphs
+  /// are destroyed and nobody refers to a call. No call may be submitted after it, and no graph
+  /// launched.
   void close();
 
   /// Where the calling thread captures, the call becomes a part of the graph.
@@ -90,9 +91,9 @@ class GroupCore final : public CallOwner {
   Lane& lane_of(const detail::Plan& plan);
   bool idle() const;
   bool dead() const { return dead_.load(std::memory_order_acquire); }
-  Ready prepare(const Ref<CardCall>& call, const Collective& c);
+  Ready prepare(const Ref<CardCall>& call, const Collective& c, const Stream& stream);
   void submit_now(Lane& lane, std::vector<Ready> calls);
-  void submit_to_nccl(Lane& lane, std::span<const Ready> calls);
+  void submit_to_nccl(Lane& lane, std::span<const Ready> calls, const Stream& stream);
   void submit_all_put_off();
   void with_nccl(const std::string& title, detail::WaitFacts facts, Millis limit,
                  const std::function<void(const Communicator::Pause&)>& body);

@@ -18,9 +18,9 @@ uint64_t Journal::latest() const {
   return entries_.empty() ? 0 : entries_.back().record.seq;
 }
 
-std::vector<JournalEntry> Journal::entries() const {
+std::vector<JournalEntry> Journal::entries(size_t most) const {
   std::lock_guard lock(mutex_);
-  return {entries_.begin(), entries_.end()};
+  return {entries_.end() - int64_t(std::min(most, entries_.size())), entries_.end()};
 }
 
 // Each entry is the record's bytes, then the site and a zero.

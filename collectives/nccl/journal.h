@@ -21,11 +21,12 @@ struct JournalEntry {
 
 class Journal {
  public:
-  static constexpr size_t kEntries = 64;
+  static constexpr size_t kEntries = 1024;  // a captured step may have hundreds of calls
   void add(const detail::CallRecord& record, const CallSite& site);
   /// Number of the latest call.
   uint64_t latest() const;
-  std::vector<JournalEntry> entries() const;
+  /// The latest ones, at most so many.
+  std::vector<JournalEntry> entries(size_t most) const;
 
  private:
   mutable std::mutex mutex_;

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <optional>
 
 #include "core/base/error.h"
@@ -24,6 +25,10 @@ void find(void* library, const char* symbol, T& to) {
 
 Loaded load() {
   if (!cuda::why_no_driver().empty()) return {{}, cuda::why_no_driver()};
+  // Kernels of several communicators follow each other as the host made the calls, on all ranks
+  // alike. Ranks do not capture together, so a capture must not register buffers with peers.
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   const cuda::OpenedLibrary opened = cuda::open_library(kLibrary, cuda::library_folders());
   if (!opened.handle)
     return {{},

@@ -16,6 +16,7 @@ constexpr Millis kLook{20};             // between two looks at events
 constexpr Millis kMostPutOff{20};       // a peer may wait for a message that is put off
 constexpr Millis kSuspicious{300};      // a call that takes longer is compared with the peers'
 constexpr uint64_t kCompareEvery = 32;  // collectives, where none is late
+constexpr size_t kPublished = 64;       // of them, then
 
 }  // namespace
 
@@ -147,7 +148,8 @@ void GroupCore::compare_calls() {
   const StoreTimeLimit limit(Watchdog::kResponseTime);
   try {
     published_ = latest;
-    context_.store->set(key(fmt::format("calls/{}", members_.rank)), encode(journal_.entries()));
+    context_.store->set(key(fmt::format("calls/{}", members_.rank)),
+                        encode(journal_.entries(late ? Journal::kEntries : kPublished)));
     std::vector<std::vector<JournalEntry>> journals;
     for (int r = 0; r < members_.size; ++r) {
       const std::string name = key(fmt::format("calls/{}", r));
@@ -178,10 +180,6 @@ void GroupCore::close() {
   std::lock_guard lock(mutex_);
   for (Lane& lane : lanes_) lane.underway.clear();
   if (!graphs_) close_communicators();
-}
-
-void GroupCore::close_communicators() {
-  for (Lane& lane : lanes_) lane.comm->close();
 }
 
 }  // namespace tessera::nccl

@@ -6,6 +6,8 @@
 #include "collectives/ops.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/profile.h"
+#include "core/ops/create.h"
 
 namespace tessera::compiler {
 namespace {
@@ -47,6 +49,18 @@ class PendingCalls {
   std::unordered_map<const Storage*, Call> calls_;
 };
 
+// Whether all ranks of the range's groups captured it.
+bool all_captured(const Program& program, const StepRange& range, bool here) {
+  std::vector<ProcessGroup*> groups;
+  for (int i = range.begin; i < range.end; ++i)
+    if (const Step& s = program.steps[size_t(i)]; s.collective)
+      if (ProcessGroup* g = &group_of(*s.prim); std::ranges::find(groups, g) == groups.end())
+        groups.push_back(g);
+  Tensor all = from_values<int32_t>({here}, {1});
+  for (ProcessGroup* g : groups) g->all_reduce(all, ReduceOp::kMin);
+  return all.item<int32_t>() == 1;
+}
+
 const char* address_of(const Memory& m) {
   const Tensor& t = m.views[0].tensor;
   return static_cast<const char*>(m.storage->data()) + t.offset() * int64_t(size_of(t.dtype()));
@@ -68,9 +82,13 @@ void CapturedSteps::give_up(const std::string& why) {
 
 void CapturedSteps::find_places(const Program& program) {
   std::vector<bool> seen(program.memories.size());
+  // Ranks capture in the same run, so what lies elsewhere on one of them by chance has memory of
+  // its own on all.
+  const bool together = std::ranges::any_of(program.ranges, &StepRange::collectives);
   for (const StepRange& range : program.ranges)
     for (const auto& [id, written] : range.touched) {
       const Memory& m = program.memories[size_t(id)];
+      const bool input = m.kind == Memory::Kind::kInput;
       const bool output = m.kind == Memory::Kind::kOutput;
       if (m.kind == Memory::Kind::kArena || seen[size_t(id)]) continue;
       seen[size_t(id)] = true;
@@ -79,6 +97,7 @@ void CapturedSteps::find_places(const Program& program) {
           {.memory = id,
            .device = range.device,
            .movable = output || !m.written,
+           .moves = together && (output || (input && !m.written)),
            .reach = output ? Range{.begin = 0, .size = int64_t(m.bytes / bytes)} : reach_of(m),
            .element_bytes = bytes});
     }
@@ -97,8 +116,9 @@ bool CapturedSteps::find_moved(const Program& program) {
     TESSERA_CHECK(m.storage->device() == p.device, "an operand is on {}, others are on {}",
                   to_string(m.storage->device()), to_string(p.device));
     const void* address = address_of(m);
-    if (p.address && address != p.address) {
-      moved = true;
+    const bool elsewhere = p.address && address != p.address;
+    if (elsewhere || p.moves) {
+      moved |= elsewhere;
       if (p.movable)
         p.own = make_ref<Storage>(size_t(p.reach.size) * p.element_bytes, p.device,
                                   allocator_of(p.device));
@@ -129,7 +149,8 @@ void CapturedSteps::stand_in(Program& program, Place& place) {
 
 void CapturedSteps::begin_run(Program& program, bool step_by_step) {
   graphs_run_ = false, launches_ = 0;
-  if (program.ranges.empty() || gave_up_ || step_by_step) return;
+  if (program.ranges.empty() || gave_up_) return;
+  if (step_by_step && std::ranges::none_of(program.ranges, &StepRange::collectives)) return;
   bool others = found_ && thread_ != std::this_thread::get_id();
   for (size_t r = 0; r < graphs_.size(); ++r)
     others |= graphs_[r].stream.handle && graphs_[r].stream != stream_of(program.ranges[r].device);
@@ -172,6 +193,27 @@ void CapturedSteps::enqueue(const Program& program, const StepRange& range,
   pending.wait_for_all();
 }
 
+bool CapturedSteps::capture(const Program& program, const StepRange& range,
+                            const StepStreams& streams, Ref<DeviceGraph>& graph) {
+  std::string why;
+  try {
+    graph = runtime_of(range.device).capture(range.device.index, [&] {
+      enqueue(program, range, streams);
+    });
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  // In the second run all capture; later ones do where memory has moved.
+  if (range.collectives && runs_ == 2 && !all_captured(program, range, why.empty()) && why.empty())
+    why = "another rank could not capture it";
+  if (why.empty()) return true;
+  graph = nullptr;
+  give_up(why);
+  return false;
+}
+
 // False where the range could not be captured.
 bool CapturedSteps::launch(Program& program, size_t r) {
   const StepRange& range = program.ranges[r];
@@ -183,20 +225,13 @@ bool CapturedSteps::launch(Program& program, size_t r) {
   const StepStreams streams = way == Way::kOne ? StepStreams() : graphs.choice->streams();
   if (way == Way::kSeveralOneByOne) return enqueue(program, range, streams), true;
   Ref<DeviceGraph>& graph = way == Way::kOne ? graphs.one : graphs.several;
-  if (!graph) {
-    try {
-      graph = runtime_of(range.device).capture(range.device.index, [&] {
-        enqueue(program, range, streams);
-      });
-    } catch (const std::exception& e) {
-      give_up(e.what());
-      return false;
-    }
-    graphs.stream = stream;
-  }
+  if (!graph && !capture(program, range, streams, graph)) return false;
+  graphs.stream = stream;
   if (graphs.choice) graphs.choice->begins();
   graph->launch(stream);
   if (graphs.choice) graphs.choice->ended();
+  if (graphs.choice && graphs.choice->is_made())
+    (way == Way::kOne ? graphs.several : graphs.one) = nullptr;
   ++launches_;
   return true;
 }
@@ -210,6 +245,7 @@ bool CapturedSteps::run(Program& program, size_t r) {
     for (MemoryId m : program.steps[size_t(i)].waits) storage(m).wait_ready(stream);
   for (const auto& [m, written] : range.touched)
     if (written) storage(m).wait_writable(stream);
+  ProfileSpan span("captured steps", "kernel");
   if (!launch(program, r)) return false;
   for (const auto& [m, written] : range.touched) storage(m).used_on(stream, written);
   for (MemoryId m : range.bumps) storage(m).bump_version();

@@ -22,7 +22,8 @@ class CapturedSteps {
   /// `tunes`: ranges may run on several streams, where that was faster (stream_choice.h).
   explicit CapturedSteps(bool tunes) : tunes_(tunes) {}
   /// Begins a run of `program`, whose memories are bound. `step_by_step`: it captures nothing and
-  /// launches no graph. Throws nothing but what waits for inputs throw.
+  /// launches no graph, except where graphs have collectives, which ranks launch together. Throws
+  /// nothing but what waits for inputs throw.
   void begin_run(Program& program, bool step_by_step);
   /// Runs range `r` by its graph; false where its steps are to be run one by one. Throws UserError
   /// where an earlier launch refused an operand.
@@ -40,6 +41,7 @@ class CapturedSteps {
     MemoryId memory;
     Device device;
     bool movable;  // it may have memory of its own
+    bool moves;    // it is taken to lie elsewhere at each run
     Range reach;   // elements
     size_t element_bytes = 0;
     const void* address = nullptr;  // in the last run, without memory of its own
@@ -53,6 +55,8 @@ class CapturedSteps {
   void stand_in(Program& program, Place& place);
   void enqueue(const Program& program, const StepRange& range, const StepStreams& streams);
   bool launch(Program& program, size_t r);
+  bool capture(const Program& program, const StepRange& range, const StepStreams& streams,
+               Ref<DeviceGraph>& graph);
   void give_up(const std::string& why);
 
   // Of a range.

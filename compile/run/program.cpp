@@ -540,7 +540,7 @@ class ProgramMaker {
   const Graph& g_;
   const std::unordered_map<int32_t, CatInPlace> cats_;
   Program s_;
-  PlanCache plans_;  // of this program alone: equal calls share a state, and run one by one
+  PlanCache plans_;  // of this program alone: equal calls share a state
   int node_ = 0;
   std::vector<Tensor> value_;   // by ValueId
   std::vector<int> last_read_;  // node, by the value that made the memory

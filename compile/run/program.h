@@ -70,7 +70,8 @@ struct Step {
 /// Neighbouring steps of one device that only enqueue, so that they can be captured as one graph.
 struct StepRange {
   Device device;
-  int begin = 0, end = 0;  // steps [begin, end)
+  int begin = 0, end = 0;    // steps [begin, end)
+  bool collectives = false;  // some of them are
   struct Touched {
     MemoryId memory;
     bool written;

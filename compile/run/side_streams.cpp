@@ -26,7 +26,7 @@ class Spreading {
  public:
   explicit Spreading(const Program& p) : p_(p) {
     for (size_t m = 0; m < p.memories.size(); ++m)
-      ids_.emplace(p.memories[m].storage.get(), MemoryId(m));
+      for (const Memory::View& v : p.memories[m].views) ids_.emplace(v.tensor.impl(), MemoryId(m));
   }
 
   StepStreams of(const StepRange& range) {
@@ -61,8 +61,8 @@ class Spreading {
   std::vector<Access> accesses(const Step& s) const {
     std::vector<Access> list;
     for (const Tensor& t : s.in)
-      if (t.storage()) list.push_back(access(ids_.at(t.storage().get()), false));
-    for (const Tensor& t : s.out) list.push_back(access(ids_.at(t.storage().get()), true));
+      if (t.storage()) list.push_back(access(ids_.at(t.impl()), false));
+    for (const Tensor& t : s.out) list.push_back(access(ids_.at(t.impl()), true));
     for (MemoryId m : s.waits) list.push_back(access(m, true));
     if (s.scratch != kNoMemory) list.push_back(access(s.scratch, true));
     return list;
@@ -113,10 +113,10 @@ class Spreading {
     std::array<int, kStreams> seen = {-1, -1, -1};  // the last steps of others that it has followed
   };
   const Program& p_;
-  std::unordered_map<const Storage*, MemoryId> ids_;
-  std::vector<std::vector<Access>> accesses_;  // by step
-  std::vector<Access> moved_;                  // of the collectives so far
-  std::array<std::vector<int>, kStreams> on_;  // steps by stream
+  std::unordered_map<const TensorImpl*, MemoryId> ids_;  // by handle
+  std::vector<std::vector<Access>> accesses_;            // by step
+  std::vector<Access> moved_;                            // of the collectives so far
+  std::array<std::vector<int>, kStreams> on_;            // steps by stream
   std::array<Stream, kStreams> streams_;
 };
 
@@ -129,7 +129,7 @@ void run_on(const StepStreams& streams, const StepRange& range, FunctionRef<void
   std::array<Stream, kStreams> all;
   all[0] = stream_of(range.device);
   for (int t = 1; t < streams.count; ++t)
-    all[size_t(t)] = runtime.copy_stream(range.device.index, t - 1);
+    all[size_t(t)] = runtime.side_stream(range.device.index, t - 1);
   for (int i = range.begin; i < range.end; ++i) {
     const StepStreams::Place place =
         streams.places.empty() ? StepStreams::Place{} : streams.places[size_t(i - range.begin)];

@@ -14,7 +14,7 @@ namespace tessera::compiler {
 /// The streams of the steps of a range.
 struct StepStreams {
   struct Place {
-    uint8_t stream = 0;   // 0: the compute stream of the thread; others: its copy streams
+    uint8_t stream = 0;   // 0: the thread's compute stream; others: side_stream() of the device
     uint8_t follows = 0;  // a bit for each stream that this one follows before the step
   };
   std::vector<Place> places;  // by step of the range; empty: all are on the compute stream

@@ -22,7 +22,8 @@ bool only_enqueues(const Step& s) {
   return as_fused(*s.prim) || kernel_table().find(s.device.kind, s.prim->id()).run == s.kernel->run;
 }
 
-using Ids = std::unordered_map<const Storage*, MemoryId>;
+// By handle: inputs may share their storage.
+using Ids = std::unordered_map<const TensorImpl*, MemoryId>;
 
 // The results of collectives that are not captured. A range ends where one is waited for: a wait
 // before the range would come too early.
@@ -30,7 +31,7 @@ std::vector<bool> results_beside(const Program& p, const Ids& ids) {
   std::vector<bool> beside(p.memories.size());
   for (const Step& s : p.steps)
     if (s.collective && !only_enqueues(s))
-      for (const Tensor& t : s.out) beside[size_t(ids.at(t.storage().get()))] = true;
+      for (const Tensor& t : s.out) beside[size_t(ids.at(t.impl()))] = true;
   return beside;
 }
 
@@ -39,9 +40,10 @@ void note_touched(const Program& p, const Ids& ids, StepRange& range) {
   for (int i = range.begin; i < range.end; ++i) {
     const Step& s = p.steps[size_t(i)];
     for (const Tensor& t : s.in)
-      if (t.storage()) read[size_t(ids.at(t.storage().get()))] = true;
-    for (const Tensor& t : s.out) written[size_t(ids.at(t.storage().get()))] = true;
+      if (t.storage()) read[size_t(ids.at(t.impl()))] = true;
+    for (const Tensor& t : s.out) written[size_t(ids.at(t.impl()))] = true;
     range.bumps.insert(range.bumps.end(), s.bumps.begin(), s.bumps.end());
+    range.collectives |= s.collective;
   }
   for (size_t m = 0; m < p.memories.size(); ++m)
     if ((read[m] || written[m]) && p.memories[m].kind != Memory::Kind::kNumber)
@@ -75,7 +77,7 @@ bool captures_steps(Device d) {
 void find_ranges(Program& p) {
   Ids ids;
   for (size_t m = 0; m < p.memories.size(); ++m)
-    ids.emplace(p.memories[m].storage.get(), MemoryId(m));
+    for (const Memory::View& v : p.memories[m].views) ids.emplace(v.tensor.impl(), MemoryId(m));
   const std::vector<bool> beside = results_beside(p, ids);
   const auto waits_beside = [&](const Step& s) {
     return std::ranges::any_of(s.waits, [&](MemoryId m) { return beside[size_t(m)]; });

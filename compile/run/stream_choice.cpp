@@ -29,21 +29,31 @@ std::string key_of(const Program& p, const StepRange& range) {
 
 }  // namespace
 
-StreamChoice::StreamChoice(const Program& p, const StepRange& range)
-    : device_(range.device), streams_(spread(p, range)) {
+std::string streams_wanted() {
   const std::string wanted = env::get("TESSERA_COMPILE_STREAMS");
   TESSERA_CHECK(wanted.empty() || wanted == "one" || wanted == "several" || wanted == "timed",
                 "TESSERA_COMPILE_STREAMS={}: expected one, several or timed", wanted);
+  return wanted;
+}
+
+StreamChoice::StreamChoice(const Program& p, const StepRange& range)
+    : device_(range.device), streams_(spread(p, range)) {
+  const std::string wanted = streams_wanted();
   const bool times =
       wanted == "timed" || runtime_of(device_).why_times_mean_nothing(device_.index).empty();
-  if (wanted == "several") trying_ = Way::kSeveralOneByOne;
-  if (streams_.count == 1 || wanted == "one" || (!times && wanted != "several"))
+  const bool asked = wanted == "several";
+  if (streams_.count == 1 || wanted == "one" || (!asked && (range.collectives || !times)))
     chosen_ = Way::kOne;
-  if (chosen_ || wanted == "several") return;
+  if (asked) trying_ = Way::kSeveralOneByOne;
+  if (asked || chosen_) return;
   key_ = key_of(p, range);
   try {
-    if (const auto entry = disk().find(key_))
-      entry->object() == "several" ? trying_ = Way::kSeveralOneByOne : *(chosen_ = Way::kOne);
+    const auto kept = disk().find(key_);
+    if (!kept) return;
+    if (kept->object() == "several")
+      trying_ = Way::kSeveralOneByOne;
+    else
+      chosen_ = Way::kOne;
   } catch (const io::CacheError& e) {
     logging::info("{}; streams are timed again", e.what());
   }

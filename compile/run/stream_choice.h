@@ -1,7 +1,8 @@
 // Whether a range of steps runs on one stream of its device or on several (side_streams.h). Both
-// are timed in steps of training, which they compute alike; what was faster is kept on disk.
-// Nothing waits for a time: a launch is timed once its end has been seen. Internal: not part of the
-// public interface.
+// are timed in steps of training, where both compute the same; what was faster is kept on disk.
+// Nothing waits for a time: a launch is timed once its end has been seen. Ranges with collectives
+// are on one stream, since ranks would have to choose together.
+// Internal: not part of the public interface.
 #pragma once
 #include <array>
 #include <optional>
@@ -11,6 +12,9 @@
 #include "core/tensor/event.h"
 
 namespace tessera::compiler {
+
+/// TESSERA_COMPILE_STREAMS, or "" where it is not set; throws UserError for what it cannot be.
+std::string streams_wanted();
 
 class StreamChoice {
  public:
@@ -26,6 +30,7 @@ class StreamChoice {
   /// To be called around each launch of a graph.
   void begins();
   void ended();
+  bool is_made() const { return chosen_.has_value(); }
   const StepStreams& streams() const { return streams_; }
 
  private:

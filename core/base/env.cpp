@@ -45,8 +45,9 @@ constexpr Variable kTable[] = {
     {"TESSERA_COMPILE_CAPTURE", "1",
      "0: compiled steps on a card launch each kernel, instead of one graph of all"},
     {"TESSERA_COMPILE_STREAMS", "",
-     "of compile mode max-autotune on a card: one, several or timed streams; default is timed, but "
-     "one where times mean nothing"},
+     "of compile mode max-autotune on a card: steps run on one stream, on several, or (timed) as "
+     "was "
+     "faster; default is timed, and one where times mean nothing"},
     {"TESSERA_COMPILE_DUMP", "",
      "folder to which graphs and sources of generated kernels are written"},
     {"TESSERA_COMPILE_STREAM", "",

@@ -74,6 +74,9 @@ class DeviceRuntime {
   /// Another stream of the calling thread on device `index`, for copies that run beside its
   /// kernels. `turn`, 0 to 3, picks one of four: a copy need not wait for one of another turn.
   virtual Stream copy_stream(int index, int /*turn*/) { return stream(index); }
+  /// A stream of the calling thread for kernels that run beside those of stream(): 0 or 1. While
+  /// the thread captures, one for what it captures.
+  virtual Stream side_stream(int index, int turn) { return copy_stream(index, turn); }
   /// Lets stream() of the calling thread return `stream` from now on, one of the thread's own;
   /// returns the stream that it replaces. A device without separate copy streams need not override
   /// it.

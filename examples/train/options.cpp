@@ -129,7 +129,9 @@ void check_values(const Options& o) {
       "offloaded parameters run on the CPU. Leave one of them out");
   TESSERA_CHECK(o.recompute == "none" || o.recompute == "block" || o.recompute == "selective",
                 "train: unknown --recompute {}; expected none, block or selective", o.recompute);
-  compiler::parse_compile_mode(o.compile_mode);
+  TESSERA_CHECK(
+      compiler::parse_compile_mode(o.compile_mode) == compiler::CompileMode::kDefault || o.compile,
+      "train: --compile-mode {} is of --compile, which is not given; add it", o.compile_mode);
   TESSERA_CHECK(o.precision == "fp32" || o.precision == "bf16" || o.precision == "fp16",
                 "train: unknown precision \"{}\"; expected fp32, bf16 or fp16", o.precision);
   TESSERA_CHECK(

@@ -360,6 +360,21 @@ TEST_F(GraphsOnCard, InputsElsewhere) {
   EXPECT_EQ(f.report().device_graphs, 1);
 }
 
+// Two inputs that are views of one tensor, as the words and the next words of a text are.
+TEST_F(GraphsOnCard, InputsThatShareMemory) {
+  auto f = compile([](const Tensor& a, const Tensor& b) { return matmul(step(a), gram(sin(b))); });
+  std::vector<Tensor> kept;  // so that each call's are elsewhere
+  for (int k = 0; k < 7; ++k) {
+    const Tensor both = beside([&] { return drawn({41, 60}, k) * 2.0; });
+    kept.push_back(both);
+    const Tensor a = slice(both, 0, 0, 40), b = slice(both, 0, 1, 41);
+    const Tensor got = f(a, b);
+    expect_close(got, matmul(step(a), gram(sin(b))), 1e-5);
+    if (k > 2) beside([&] { kept[size_t(k) - 2].zero_(); });
+  }
+  EXPECT_EQ(f.report().device_graphs, 1);
+}
+
 TEST_F(GraphsOnCard, AnInputThatStays) {
   auto f = compile(step);
   const Tensor x = beside([&] { return zeros({40, 60}, {.device = card_}); });

@@ -4,9 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "collectives/loopback/run_ranks.h"
+#include "collectives/ops.h"
 #include "compile/compile.h"
 #include "core/base/deterministic.h"
+#include "core/base/profile.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
 #include "core/ops/compose.h"
@@ -78,6 +82,23 @@ TEST_F(RanksOnCards, StepsBesideEachOtherAndBesideCollectives) {
     compare(c, Eq(1), false, compiler::CompileMode::kMaxAutotune);
   unsetenv("TESSERA_COMPILE_STREAMS");
 }
+// Launches have to be all ranks': one that records a profile launches its graphs too.
+TEST_F(RanksOnCards, AProfileOfOneRank) {
+  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  run_ranks(2, [&](ProcessGroup& group) {
+    const DeviceScope scope({card_.kind, int8_t(group.rank())});
+    const Ref<ProcessGroup> world = world_group();
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world)) * 2.0; });
+    std::optional<Profiler> profile;
+    for (int k = 0; k < 8; ++k) {
+      if (k == 5 && group.rank() == 0) profile.emplace();
+      const Tensor x = full({40}, 0.1 * k, {kF32, default_device()});
+      expect_close(f(x), exp(sin(x) * 2.0) * 2.0, 1e-6);
+    }
+    EXPECT_EQ(f.report().device_graphs, 1);
+  });
+}
+
 TEST_F(RanksOnCards, StagedReductionsDivideAStep) {
   compare(test::wrapped::ddp({.bucket_bytes = 1024}), Gt(1), /*deterministic=*/true);
 }

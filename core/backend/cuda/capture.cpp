@@ -168,6 +168,7 @@ void note_allocated(const void* p) {
   if (capturing) capturing->allocated.insert(p);
 }
 
+bool is_capturing() { return capturing != nullptr; }
 bool is_captured(const Stream& stream) {
   return capturing && (stream == capturing->recorded ||
                        std::ranges::find(capturing->sides, stream) != capturing->sides.end());

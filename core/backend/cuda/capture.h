@@ -23,6 +23,8 @@ Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue);
 /// The stream whose work a block that the calling thread allocates on card `device` comes after:
 /// its compute stream, or while it captures, the one that the graph will be launched on.
 Stream allocation_stream(int device);
+/// Whether the calling thread captures.
+bool is_capturing();
 /// Whether the calling thread captures what it enqueues on `stream`.
 bool is_captured(const Stream& stream);
 /// `stream` is captured too until the capture of the calling thread ends: it waits for a stream

@@ -9,6 +9,7 @@
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/copy.h"
 #include "core/backend/cuda/cublaslt.h"
+#include "core/backend/cuda/cudnn.h"
 #include "core/backend/cuda/exact_allocator.h"
 #include "core/backend/cuda/findings.h"
 #include "core/backend/cuda/launch.h"
@@ -77,7 +78,10 @@ class CudaRuntime final : public DeviceRuntime {
     const bool made_up = properties(index).name.find("virtual GPU") != std::string::npos;
     return made_up ? "virtual GPU: kernels run on this CPU, to be tested" : "";
   }
-  std::string identity(int index) override { return cuda::identity(index); }
+  std::string identity(int index) override {
+    return fmt::format("{}, cuBLASLt {}, cuDNN {}", cuda::identity(index),
+                       cublaslt() ? cublaslt()->version : 0, cudnn() ? cudnn()->version : 0);
+  }
   std::vector<Finding> findings() override { return cuda::findings(); }
   Allocator& host_allocator() override { return pinned_allocator(); }
   Allocator& allocator(int index) override { return memory(index).allocator(); }
@@ -102,6 +106,10 @@ class CudaRuntime final : public DeviceRuntime {
   }
   Stream stream(int index) override { return compute_stream(index); }
   Stream copy_stream(int index, int turn) override { return cuda::copy_stream(index, turn); }
+  Stream side_stream(int index, int turn) override {
+    return is_capturing() ? capture_stream(index, CaptureUse::kSide + turn)
+                          : cuda::copy_stream(index, turn);
+  }
   Stream exchange_stream(const Stream& stream) override { return exchange_compute_stream(stream); }
   // Nothing waits for a place in a graph: what was freed there is the graph's.
   Ref<Event> record(const Stream& s) override {

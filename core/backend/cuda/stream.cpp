@@ -127,20 +127,20 @@ Stream copy_stream(int device, int turn) {
 
 namespace {
 
-/// The calling thread's streams for what it captures, by card.
+/// The calling thread's streams for what it captures, by card and use.
 struct CaptureStreams {
-  std::map<int, Stream> streams;
+  std::map<std::pair<int, int>, Stream> streams;
   ~CaptureStreams() {
-    for (const auto& [device, s] : streams)
-      give(pool(device).mutex, pool(device).capturing, handle_of(s));
+    for (const auto& [at, s] : streams)
+      give(pool(at.first).mutex, pool(at.first).capturing, handle_of(s));
   }
 };
 
 }  // namespace
 
-Stream capture_stream(int device) {
+Stream capture_stream(int device, int use) {
   thread_local CaptureStreams own_ones;
-  const auto [at, fresh] = own_ones.streams.try_emplace(device);
+  const auto [at, fresh] = own_ones.streams.try_emplace({device, use});
   if (fresh) {
     Pool& p = pool(device);
     const StreamHandle kept = take_idle(p.mutex, p.capturing);

@@ -24,8 +24,10 @@ Stream compute_stream(int device);
 /// The calling thread's streams for copies beside its kernels, by turn. What ops on the compute
 /// stream refuse is thrown by waits for these, too.
 Stream copy_stream(int device, int turn);
-/// The calling thread's stream for work that is captured.
-Stream capture_stream(int device);
+/// What a stream of captured work is for. kSide and kSide + 1 are two.
+enum CaptureUse : int { kCompute, kCommunication, kSide };
+/// A stream of the calling thread for work that is captured. No memory has it as its home.
+Stream capture_stream(int device, int use = CaptureUse::kCompute);
 /// Makes `stream` the calling thread's compute stream on its card; returns the one before.
 Stream exchange_compute_stream(const Stream& stream);
 

@@ -128,7 +128,7 @@ class NcclOnCards : public OnDevice {
   }
 };
 
-// What one card can say: a rank alone copies, and its calls are captured as others are.
+// What one card can say: the copy that a rank alone makes is captured.
 class NcclOnOneCard : public OnDevice {
  protected:
   void SetUp() override {
@@ -315,18 +315,11 @@ tessera::cuda::GraphExecHandle captured_sum(const Rank& r, Comm comm, DevicePtr 
 TEST_F(NcclOnCards, EachLaunchOfAGraphMakesItsCallsAgain) {
   on_ranks([](Rank& r) {
     const DevicePtr x = r.floats({1});
-    // Rank 1 makes the same calls, the second without a graph.
     const auto exec = captured_sum(r, r.comm, x);
     EXPECT_EQ(r.values(x, 1), (std::vector<float>{1}));
-    EXPECT_EQ(cuda().graph_launch(exec, r.stream), Result::kSuccess);
-    if (r.rank == 0) {
-      EXPECT_EQ(cuda().graph_launch(exec, r.stream), Result::kSuccess);
-    } else {
-      EXPECT_EQ(
-          nccl().all_reduce(at(x), at(x), 1, DataType::kFloat32, RedOp::kSum, r.comm, r.stream),
-          Outcome::kSuccess);
-    }
-    EXPECT_EQ(cuda().graph_launch(exec, r.stream), Result::kSuccess);
+    for (int k = 0; k < 2; ++k) EXPECT_EQ(cuda().graph_launch(exec, r.stream), Result::kSuccess);
+    EXPECT_EQ(nccl().all_reduce(at(x), at(x), 1, DataType::kFloat32, RedOp::kSum, r.comm, r.stream),
+              Outcome::kSuccess);
     EXPECT_EQ(r.values(x, 1), (std::vector<float>{8}));
     EXPECT_EQ(cuda().graph_exec_destroy(exec), Result::kSuccess);
   });
@@ -343,7 +336,7 @@ TEST_F(NcclOnCards, ACommunicatorEndsAfterTheGraphsThatHaveItsCalls) {
       EXPECT_EQ(nccl().comm_abort(second), Outcome::kSuccess);
       ended = true;
     });
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
     EXPECT_FALSE(ended);
     EXPECT_EQ(cuda().graph_exec_destroy(exec), Result::kSuccess);
     aborts.join();

@@ -3,10 +3,9 @@
 // Sums begin with another rank in each part of a tensor and round 16-bit values at each term; a
 // send ends when the receiver has all. Where ranks differ it hangs, as a card would. It refuses two
 // ranks on one device, windows in different orders, a call while another is in progress, registered
-// memory at the end, the end of a capture while a call is in progress, fp8, and one communicator on
-// two streams in a group, and calls of one communicator on streams that no event orders. A
-// communicator ends once no graph has calls of it, as NCCL 2.26 and newer
-// do: who ends it before waits.
+// memory at the end, the end of a capture while a call is in progress, fp8, one communicator on two
+// streams in a group, and calls of one communicator that no event orders. The end of a communicator
+// waits until graphs that have calls of it are destroyed, as that of NCCL 2.26 and newer does.
 // Invariant: all of this is used under the mutex of the virtual GPU.
 #pragma once
 #include <functional>
@@ -88,7 +87,7 @@ class Task {
   virtual void begin() = 0;
   /// True when it is done; goes on as far as peers let it otherwise.
   virtual bool step() = 0;
-  /// The same for another launch of a graph.
+  /// The same for a launch of a graph.
   virtual std::unique_ptr<Task> again() const = 0;
   /// The channel of a message; null for a collective.
   virtual const Channel* channel() const { return nullptr; }

@@ -46,10 +46,15 @@ class Collective final : public Task {
               static_cast<int32_t>(call.type),
               static_cast<int32_t>(how_.op) + (how_.scaled ? 100 : 0),
               call.root,
+              0,
               call.count};
   }
 
-  std::unique_ptr<Task> again() const override { return make_collective(comm_, call_); }
+  std::unique_ptr<Task> again() const override {
+    auto task = std::make_unique<Collective>(comm_, call_);
+    task->facts_.captured = 1;  // on all ranks or on none
+    return task;
+  }
   void begin() override {
     facts_.number = comm_->calls++;
     if (gives_) use(call_.in, given_, kVgpuRead, comm_->device);
