@@ -19,6 +19,13 @@ class Error : public std::runtime_error {
   Error(const char* symbol, Result result, Comm comm);
 };
 
+/// Memory as a communicator knows it: a window of all ranks, a buffer of this one, or neither.
+struct Registration {
+  Window window = nullptr;
+  void* buffer = nullptr;
+  bool operator==(const Registration&) const = default;
+};
+
 class Communicator {
  public:
   /// Called while NCCL is busy; throws to end the wait.
@@ -36,6 +43,11 @@ class Communicator {
   /// Submits the plans together to stream(). NCCL has their operators. Equal pieces of an
   /// all_gather or a reduce_scatter follow each other in memory.
   void submit(std::span<const ::tessera::detail::Plan* const> plans, const Pause& pause);
+  /// Registers memory of NCCL's, whole pages of it: as a symmetric window, for which all ranks call
+  /// it with as many bytes, in one order; where NCCL has none, as a buffer.
+  Registration register_memory(void* at, size_t bytes, const Pause& pause);
+  /// Its work on the memory is done. Nothing, where it was closed or aborted.
+  void deregister(const Registration& registration);
   /// What has gone wrong meanwhile; kSuccess: nothing.
   Result error() const;
   void abort();
@@ -63,6 +75,7 @@ class Communicator {
   Comm comm_ = nullptr;
   cuda::SideStream stream_;
   std::thread aborting_;
+  std::vector<Registration> registered_;
 };
 
 /// Whether NCCL has the operator for the dtype.

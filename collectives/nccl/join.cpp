@@ -95,7 +95,8 @@ Ref<detail::CardGroup> join(ProcessGroup& cpu, Device device, const GroupContext
                         members.rank, pause);
     }
     if (cpu.rank() == 0)
-      logging::info("{}: NCCL {} moves tensors on cuda", cpu.name(), version_text(nccl->version));
+      logging::info("{}: NCCL {} moves tensors on cuda{}", cpu.name(), version_text(nccl->version),
+                    nccl->has_windows ? "" : "; it is too old for windows of memory");
     return Ref<detail::CardGroup>(
         new NcclGroup(members, context, device, std::move(communicators)));
   } catch (const Error& e) {

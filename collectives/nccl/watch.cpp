@@ -169,6 +169,7 @@ void GroupCore::close() {
 }
 
 void GroupCore::close_communicators() {
+  free_all();
   for (Lane& lane : lanes_) lane.comm->close();
 }
 

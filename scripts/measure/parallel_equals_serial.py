@@ -7,7 +7,8 @@ compared with one rank that has as many micro-batches, since each is normalised 
 enough that rounding does not grow. Bits are those of gpt-nano: with --deterministic every loss, every gradient norm and params_xxh128 are equal under
 strategies that keep contractions whole (ddp, fsdp, hsdp), and under tp and fsdp+tp with --exact-contraction. Compiled
 runs, one rank's too, are held to the plain limits against one eager rank, and compiled deterministic ones to its bits. Parameters as they are drawn have one hash under all.
-With --cards the ranks are on virtual cards, and one rank of the CPU is what they are compared with; bits are those of one rank on a card.
+With --cards the ranks are on virtual cards, with smaller models, and one rank of the CPU is what they are compared with; bits are
+those of one rank on a card.
 
 Usage: parallel_equals_serial.py [TEXT] [--build DIR] [--steps 50] [--modes plain,compiled] [--models resnet18] [--cards] [--results FILE]
 """
@@ -24,6 +25,10 @@ MODELS = {  # flags, of random values where they name no data
     "bert-mini": ["--batch-size", 16, "--set", "vocab=500", "--seq-len", 32],
     "resnet18": IMAGES,
     "mlp": ["--batch-size", 16, "--set", "layers=3"],
+}
+SMALL = {  # of random values: virtual cards are slow
+    "gpt-nano": ["--set", "layers=2", "--set", "dim=32", "--seq-len", 16],
+    "bert-mini": ["--set", "layers=2", "--set", "dim=32", "--seq-len", 16],
 }
 SPREADS = [
     (2, []),
@@ -108,7 +113,9 @@ def shown(options, row, judge):
 
 def compare(options, model):
     data = ["--model", model, *MODELS[model]]
-    if model == "gpt-nano":
+    if options.cards and model in SMALL:
+        data += SMALL[model]
+    elif model == "gpt-nano":
         common.check_text(options)
         data += ["--data", f"text:{options.text}"]
     flags = [*data, "--steps", options.steps]

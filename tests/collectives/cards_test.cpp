@@ -251,6 +251,65 @@ TEST_F(CollectivesOnCards, AnotherCardThanTheFirstIsRefused) {
   });
 }
 
+// ---- memory of NCCL's own ----
+
+TEST_F(CollectivesOnCards, MemoryOfTheGroupIsReducedInPlaceAndCounted) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  Tensor outlives;
+  on_cards(2, [&](ProcessGroup& g) {
+    const Device device = default_device();
+    EXPECT_FALSE(g.has_own_memory(device)) << "nothing is decided";
+    g.all_reduce(of(1));
+    ASSERT_TRUE(g.has_own_memory(device));
+    EXPECT_FALSE(g.has_own_memory(card(1 - g.rank())));
+    const int64_t before = memory_stats(device).live_bytes;
+    for (int i = 0; i < 3; ++i) {
+      Tensor t(Meta::contiguous({1000}, kF32, device), g.allocate(4000, device));
+      EXPECT_EQ(memory_stats(device).live_bytes, before + 4096);
+      copy_values(t, of(g.rank(), 1000));
+      g.all_reduce_async(t);
+      EXPECT_EQ(values(t), std::vector<float>(1000, 1));
+      if (i == 2 && g.rank() == 0) outlives = t;
+    }
+    EXPECT_EQ(memory_stats(device).live_bytes, before + (g.rank() == 0 ? 4096 : 0));
+    g.barrier();
+  });
+  EXPECT_EQ(values(outlives), std::vector<float>(1000, 1));
+}
+
+TEST_F(CollectivesOnCards, RanksThatAllocateUnequallyAreTold) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  std::string error;
+  EXPECT_THROW(on_cards(2,
+                        [&](ProcessGroup& g) {
+                          g.all_reduce(of(1));
+                          const size_t bytes = g.rank() ? 4096 : 8192;
+                          const std::string mine =
+                              error_of([&] { g.allocate(bytes, default_device()); });
+                          if (g.rank() == 0) error = mine;
+                          throw UserError(mine);
+                        }),
+               Error);
+  EXPECT_TRUE(error.starts_with("allocate on world (cuda): rank ")) << error;
+  EXPECT_NE(error.find("NCCL: ncclCommWindowRegister: invalid usage"), std::string::npos) << error;
+}
+
+TEST_F(CollectivesOnCards, ARankThatDoesNotAllocateIsNamedAtTheDeadline) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  std::string error;
+  EXPECT_THROW(on_cards(2,
+                        [&](ProcessGroup& g) {
+                          g.all_reduce(of(1));
+                          if (g.rank() == 1) return void(std::this_thread::sleep_for(Millis(2000)));
+                          error = error_of([&] { g.allocate(4096, default_device()); });
+                          throw UserError(error);
+                        },
+                        {.timeout = Millis(700)}),
+               Error);
+  EXPECT_NE(error.find("allocate on world (cuda): rank 1 not seen for"), std::string::npos)
+      << error;
+}
+
 // ---- failures ----
 
 TEST_F(CollectivesOnCards, ARankThatDoesNotComeIsNamedAtTheDeadline) {
