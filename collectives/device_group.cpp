@@ -249,11 +249,14 @@ DeviceGroup::~DeviceGroup() {
 Ref<Storage> DeviceGroup::allocate(size_t bytes, Device device) {
   if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)])
     return group->allocate(bytes, device);
+  if (const Ref<CardGroup> group = cards()) return group->allocate(bytes, device);
   return make_ref<Storage>(bytes, device, allocator_of(device));
 }
 
 bool DeviceGroup::has_own_memory(Device device) const {
-  const Ref<ProcessGroup>& group = groups_[size_t(device.kind)];
+  if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)])
+    return group->has_own_memory(device);
+  const Ref<CardGroup> group = cards();
   return group && group->has_own_memory(device);
 }
 

@@ -139,7 +139,8 @@ class ProcessGroup : public RefCounted {
   virtual void flush() = 0;
   /// Allocates memory on `device` for tensors that are reduced often (gradient buckets). Where the
   /// backend can, it is shared with the peers, so that nothing is copied in; otherwise it is
-  /// ordinary memory. Any rank may call it.
+  /// ordinary memory. Any rank may call it; on cards, where has_own_memory(), all ranks do, with
+  /// equal sizes, in the order of other calls.
   virtual Ref<Storage> allocate(size_t bytes, Device device = {}) = 0;
   /// True when allocate() returns memory of the group's own, not ordinary memory; tensors that are
   /// sent should then be allocated by it.

@@ -75,9 +75,14 @@ class Search {
     v.culprits = culprits_;
     v.chain = chain_, v.why = why_;
     v.reached = reached_;
-    // The ranks wait for each other in a circle, so any of them may be blamed: the nearest are.
-    if (v.culprits.empty())
-      v.culprits = v.absent, v.why = circle_ ? "they wait for each other" : "";
+    // The ranks wait for each other in a circle, so any of them may be blamed: the nearest are, or,
+    // where these are most of the group, the ranks that make the call.
+    if (v.culprits.empty()) {
+      v.culprits = 2 * v.absent.size() > mine.members.size() && !is_message(mine)
+                       ? others_than(v.absent, mine.members)
+                       : v.absent;
+      if (!circle_.empty()) v.why = "they wait for each other, " + circle_;
+    }
     std::ranges::sort(v.culprits);
     const auto twice = std::ranges::unique(v.culprits);
     v.culprits.erase(twice.begin(), twice.end());
@@ -85,6 +90,11 @@ class Search {
   }
 
  private:
+  static std::vector<int> others_than(const std::vector<int>& ranks, std::vector<int> of) {
+    std::erase_if(of, [&](int r) { return std::ranges::find(ranks, r) != ranks.end(); });
+    return of;
+  }
+
   const Account& known(int rank) {
     auto [at, fresh] = accounts_.try_emplace(rank);
     if (fresh) at->second = account_(rank);
@@ -143,7 +153,8 @@ class Search {
   }
 
   void visit(int rank, const WaitFacts& by, int waiter) {
-    if (rank == me_) circle_ = true;
+    if (rank == me_ && circle_.empty())
+      circle_ = fmt::format("world rank {} in {}", waiter, by.title());
     if (rank == me_ || std::ranges::find(visited_, rank) != visited_.end()) return;
     visited_.push_back(rank);
     const Account& a = known(rank);
@@ -173,9 +184,9 @@ class Search {
   const std::function<Account(int rank)>& account_;
   std::map<int, Account> accounts_;
   std::vector<int> visited_, culprits_;
-  std::string chain_, why_;
+  std::string chain_, why_, circle_;
   uint64_t reached_;
-  bool undecided_ = false, circle_ = false;
+  bool undecided_ = false;
 };
 
 }  // namespace

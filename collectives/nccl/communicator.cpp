@@ -136,6 +136,7 @@ void Communicator::close() {
   const cuda::CurrentDevice current(device_);
   const auto until = std::chrono::steady_clock::now() + kCloseTime;
   try {
+    while (!registered_.empty()) deregister(Registration(registered_.back()));
     check(nccl_.comm_finalize.result(comm_), nccl_.comm_finalize.symbol());
     settle(nccl_.comm_finalize.symbol(), [&] {
       if (std::chrono::steady_clock::now() > until) throw std::runtime_error("late");
@@ -157,6 +158,27 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key, const Paus
   std::unique_ptr<Communicator> part(new Communicator(device_, made));
   part->settle(nccl_.comm_split.symbol(), pause);
   return part;
+}
+
+Registration Communicator::register_memory(void* at, size_t bytes, const Pause& pause) {
+  Registration made;
+  if (nccl_.has_windows) {
+    check(nccl_.window_register.result(comm_, at, bytes, &made.window, kWindowSymmetric),
+          nccl_.window_register.symbol());
+    settle(nccl_.window_register.symbol(), pause);
+  }
+  if (!made.window) {
+    check(nccl_.comm_register.result(comm_, at, bytes, &made.buffer), nccl_.comm_register.symbol());
+    settle(nccl_.comm_register.symbol(), pause);
+  }
+  registered_.push_back(made);
+  return made;
+}
+
+void Communicator::deregister(const Registration& registration) {
+  if (!comm_ || std::erase(registered_, registration) == 0) return;
+  if (registration.window) nccl_.window_deregister.result(comm_, registration.window);
+  if (registration.buffer) nccl_.comm_deregister.result(comm_, registration.buffer);
 }
 
 void Communicator::submit(std::span<const Plan* const> plans, const Stream& on,

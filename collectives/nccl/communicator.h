@@ -19,6 +19,13 @@ class Error : public std::runtime_error {
   Error(const char* symbol, Result result, Comm comm);
 };
 
+/// Memory as a communicator knows it: a window of all ranks, a buffer of this one, or neither.
+struct Registration {
+  Window window = nullptr;
+  void* buffer = nullptr;
+  bool operator==(const Registration&) const = default;
+};
+
 class Communicator {
  public:
   /// Called while NCCL is busy; throws to end the wait.
@@ -37,6 +44,11 @@ class Communicator {
   /// all_gather or a reduce_scatter follow each other in memory.
   void submit(std::span<const ::tessera::detail::Plan* const> plans, const Stream& on,
               const Pause& pause);
+  /// Registers memory of NCCL's, whole pages of it: as a symmetric window, for which all ranks call
+  /// it with as many bytes, in one order; where NCCL has none, as a buffer.
+  Registration register_memory(void* at, size_t bytes, const Pause& pause);
+  /// Its work on the memory is done. Nothing, where it was closed or aborted.
+  void deregister(const Registration& registration);
   /// What has gone wrong meanwhile; kSuccess: nothing.
   Result error() const;
   void abort();
@@ -65,6 +77,7 @@ class Communicator {
   cuda::SideStream stream_;
   Stream on_;  // of the submission that is made
   std::thread aborting_;
+  std::vector<Registration> registered_;
 };
 
 /// Whether NCCL has the operator for the dtype.

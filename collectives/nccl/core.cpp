@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/nccl/ended.h"
 #include "collectives/thread.h"
 #include "core/backend/cuda/capture.h"
 #include "core/dispatch/default_device.h"
@@ -187,9 +188,9 @@ void GroupCore::with_nccl(const std::string& title, detail::WaitFacts facts, Mil
     });
   } catch (const Error& e) {
     scope.reset();
-    die(CommError(
+    die(nccl_failure(
         fmt::format("{} on {}: rank {}: NCCL: {}", title, members_.group, members_.rank, e.what()),
-        members_.group, wait.facts().seq, {members_.rank}));
+        members_, *context_.store, wait.facts().seq, "", {members_.rank}));
     throw_failure();
   } catch (const CommError& e) {
     scope.reset();
@@ -227,6 +228,7 @@ void GroupCore::flush() {
 GroupCore::~GroupCore() { close_communicators(); }
 
 void GroupCore::close_communicators() {
+  free_all();
   for (Lane& lane : lanes_) lane.comm->close();
 }
 

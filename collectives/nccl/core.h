@@ -13,6 +13,7 @@
 #include "collectives/nccl/call.h"
 #include "collectives/nccl/group.h"
 #include "collectives/nccl/journal.h"
+#include "collectives/nccl/memory.h"
 #include "core/backend/cuda/refusals.h"
 
 namespace tessera::nccl {
@@ -57,6 +58,7 @@ class GroupCore final : public CallOwner {
   void abort(const std::string& why);
   void flush();
   Device device() const { return device_; }
+  Ref<Storage> allocate(size_t bytes);
 
   void submit_put_off() override;
   std::exception_ptr failure() const override;
@@ -110,6 +112,13 @@ class GroupCore final : public CallOwner {
   friend class CapturedCalls;
   Ref<Work> capture(const Collective& c);
 
+  // Memory of the group's own (memory.cpp).
+  friend class OwnMemory;
+  void drop(OwnBlock block);
+  void free_dropped();
+  void free(const OwnBlock& block);
+  void free_all();
+
   void start_watching();
 
   // The rest runs on the thread that watches.
@@ -129,7 +138,9 @@ class GroupCore final : public CallOwner {
   std::array<Lane, 3> lanes_;  // as Communicators
   uint64_t collectives_ = 0, messages_ = 0;
   std::vector<Ready> put_off_;
-  int graphs_ = 0;  // that have calls of the group and were not destroyed
+  std::mutex dropped_mutex_;       // taken last
+  std::vector<OwnBlock> dropped_;  // whose storages have ended
+  int graphs_ = 0;                 // that have calls of the group and were not destroyed
   bool stop_ = false;
   std::thread thread_;
   Journal journal_;

@@ -60,7 +60,9 @@ void NcclGroup::flush() { core_->flush(); }
 void NcclGroup::submit_messages() { core_->submit_put_off(); }
 
 Ref<Storage> NcclGroup::allocate(size_t bytes, Device device) {
+  if (has_own_memory(device)) return core_->allocate(bytes);
   return make_ref<Storage>(bytes, device, allocator_of(device));
 }
+bool NcclGroup::has_own_memory(Device device) const { return device == core_->device(); }
 
 }  // namespace tessera::nccl

@@ -54,8 +54,9 @@ class NcclGroup final : public detail::CardGroup {
   void abort(const std::string& why) override;
   void flush() override;
   void submit_messages() override;
+  /// All ranks call it with equal sizes, in the order of other calls.
   Ref<Storage> allocate(size_t bytes, Device device) override;
-  bool has_own_memory(Device) const override { return false; }
+  bool has_own_memory(Device device) const override;
   int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }
   Millis timeout() const override { return context_.timeout; }
   void working(std::string_view) override {}  // the CPU's group tells

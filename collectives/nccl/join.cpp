@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/nccl/core.h"
+#include "collectives/nccl/ended.h"
 #include "core/backend/cuda/context.h"
 #include "core/base/log.h"
 #include "core/dispatch/call.h"
@@ -94,13 +95,14 @@ Ref<detail::CardGroup> join(ProcessGroup& cpu, Device device, const GroupContext
                         members.rank, pause);
     }
     if (cpu.rank() == 0)
-      logging::info("{}: NCCL {} moves tensors on cuda", cpu.name(), version_text(nccl->version));
+      logging::info("{}: NCCL {} moves tensors on cuda{}", cpu.name(), version_text(nccl->version),
+                    nccl->has_windows ? "" : "; it is too old for windows of memory");
     return Ref<detail::CardGroup>(
         new NcclGroup(members, context, device, std::move(communicators)));
   } catch (const Error& e) {
-    const CommError error(fmt::format("{}: rank {}: NCCL: {}; NCCL_DEBUG=WARN says more",
-                                      members.group, members.rank, e.what()),
-                          members.group, 0, {members.rank}, {cpu.global_rank(members.rank)});
+    const CommError error =
+        nccl_failure(fmt::format("{}: rank {}: NCCL: {}", members.group, members.rank, e.what()),
+                     members, *context.store, 0, "; NCCL_DEBUG=WARN says more", {members.rank});
     context.watchdog->failed(error);
     throw error;
   } catch (const CommError& e) {

@@ -43,6 +43,12 @@ Loaded load() {
   if (!dlsym(opened.handle, #symbol)) missing = #symbol;
 #include "collectives/nccl/functions.def"
 #undef FUNCTION
+  f.has_windows = true;
+#define FUNCTION(member, symbol, parameters)   \
+  f.member.set(dlsym(opened.handle, #symbol)); \
+  if (!dlsym(opened.handle, #symbol)) f.has_windows = false;
+#include "collectives/nccl/window_functions.def"
+#undef FUNCTION
   find(opened.handle, "ncclGetErrorString", f.error_string);
   find(opened.handle, "ncclGetLastError", f.last_error);
   if (!f.error_string || !f.last_error) missing = "ncclGetErrorString";

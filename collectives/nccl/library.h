@@ -15,9 +15,11 @@ struct Functions {
 #define FUNCTION(member, symbol, parameters) \
   cuda::detail::FunctionOf<Result, void parameters>::Type member{#symbol};
 #include "collectives/nccl/functions.def"
+#include "collectives/nccl/window_functions.def"
 #undef FUNCTION
   const char* (*error_string)(Result) = nullptr;
   const char* (*last_error)(Comm) = nullptr;
+  bool has_windows = false;  // the functions of window_functions.def, or none of them
   std::string path;
   int version = 0;  // 22809 is 2.28.9
 };

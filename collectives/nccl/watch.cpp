@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "collectives/nccl/core.h"
-#include "collectives/store/liveness.h"
+#include "collectives/nccl/ended.h"
 #include "collectives/thread.h"
 
 namespace tessera::nccl {
@@ -30,6 +30,7 @@ WaitFacts GroupCore::facts_of(const CardCall& call) const {
   f.kind = WaitFacts::Kind::kMessages;
   f.peer = members_.world_ranks[size_t(call.plan.record.peer)];
   f.takes = call.plan.takes;
+  f.entered = UINT64_MAX;  // a peer that waits in a collective has perhaps made its part
   return f;
 }
 
@@ -117,24 +118,11 @@ void GroupCore::look_for_errors() {
   const std::string call = broken->underway.empty()
                                ? members_.group
                                : broken->underway.front().call->title() + " on " + members_.group;
-  std::string how = functions()->error_string(state);
-  std::vector<int> ranks;
-  const StoreTimeLimit limit(Watchdog::kResponseTime);
-  try {
-    for (const DeadRank& d :
-         dead_ranks(*context_.store, std::ranges::max(members_.world_ranks) + 1))
-      if (const auto at = std::ranges::find(members_.world_ranks, d.rank);
-          at != members_.world_ranks.end()) {
-        ranks.push_back(int(at - members_.world_ranks.begin()));
-        how += fmt::format("; rank {} is gone, {}", ranks.back(), d.how);
-      }
-  } catch (const tessera::Error&) {
-  }
-  die(CommError(fmt::format("{}: NCCL on rank {}: {}; {}", call, members_.rank, how,
-                            ranks.empty() ? "look at the output of the other ranks, and at the "
-                                            "network (NCCL_DEBUG=WARN says more)"
-                                          : "restart the job, or start a new group without it"),
-                members_.group, collectives_, ranks));
+  die(nccl_failure(
+      fmt::format("{}: NCCL on rank {}: {}", call, members_.rank, functions()->error_string(state)),
+      members_, *context_.store, collectives_,
+      "; look at the output of the other ranks, and at the network (NCCL_DEBUG=WARN says more)",
+      {}));
 }
 
 // Shows this rank's latest calls to the others, and looks at theirs.

@@ -89,12 +89,15 @@ def load():
     return f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores"
 
 
-def train(options, ranks, *flags):
-    """Runs `tlaunch --nproc ranks train flags`; returns (lines of the steps, the last line)."""
+def train(options, ranks, *flags, cards=False):
+    """Runs `tlaunch --nproc ranks train flags`, on as many virtual cards if asked; returns (lines of the steps, the last line)."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "metrics.jsonl"
         command = [program(options, "tlaunch"), "--nproc", str(ranks), program(options, "train")]
         command += [*map(str, flags), "--metrics", str(metrics)]
+        if cards:
+            vgpu = [ROOT / "scripts/on-virtual-gpu", "--libraries", options.build / "vgpu", "--devices", ranks]
+            command = [*map(str, vgpu), *command, "--device", "cuda"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}\nended with status {done.returncode}:\n{done.stdout}{done.stderr}")

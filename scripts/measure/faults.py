@@ -2,9 +2,11 @@
 """Kills and stops random ranks of training runs at random moments, under every strategy, half of them with saves, and
 checks what users rely on: the right rank is named by tlaunch and by every survivor, the exit status is the documented
 one, a killed rank is known within a second and no survivor of a stopped one waits longer than the deadline and two
-seconds, and nothing of the job is left.
+seconds, and nothing of the job is left. A mismatch is a rank that makes another call in place of a random one. With --cards ranks
+train on virtual cards; a hang is then one of a card, in a random call, which nobody can tell the rank of.
 
-  scripts/measure/faults.py [--kills 30] [--stops 15] [--strategies ddp,fsdp,...] [--results FILE.jsonl] [--seed 1]
+  scripts/measure/faults.py [--kills 30] [--stops 15] [--mismatches 0] [--cards [--hangs 0]] [--strategies ddp,fsdp,...]
+                            [--results FILE.jsonl] [--seed 1]
 
 Prints a line for each strategy and what went wrong where; exits 1 where something did. With --results, rounds that the
 file holds already are not run again, so that an interrupted run goes on where it was.
@@ -32,6 +34,7 @@ STRATEGIES = {
 }
 MODEL = ["--set", "layers=2", "--set", "dim=32", "--set", "heads=4", "--seq-len", "16", "--batch-size", "16"]
 GRACE = 2.0  # seconds beyond the deadline within which all survivors of a stopped rank have ended
+START = 20.0  # seconds within which a job has come to the call that a fault is in
 KNOWN = 1.0  # seconds within which those of a killed one have: its connections and its process are gone at once
 
 
@@ -69,26 +72,32 @@ def run_round(args, strategy, kind, index, folder):
     victim, moment, saves = dice.randrange(size), dice.uniform(0.05, 3.0), index % 2 == 1
     mark = f"FAULTS_MARK={os.getpid()}.{time.monotonic_ns()}"
     bin_folder = os.path.join(args.build, "bin")
-    command = [f"{bin_folder}/tlaunch", "--nproc", str(size), "--timeout", str(args.timeout), "--join-timeout",
-               str(args.timeout), f"{bin_folder}/train", "--data", f"text:{folder}/text.txt", "--steps", "1000000",
-               "--strategy", strategy, "--mesh", mesh, *MODEL, *more]
+    on_cards = [f"{ROOT}/scripts/on-virtual-gpu", "--libraries", f"{args.build}/vgpu", "--devices", str(size)]
+    command = [*(on_cards if args.cards else []), f"{bin_folder}/tlaunch", "--nproc", str(size), "--timeout", str(args.timeout),
+               "--join-timeout", str(args.timeout), f"{bin_folder}/train", "--data", f"text:{folder}/text.txt", "--steps", "1000000",
+               "--device", "cuda" if args.cards else "cpu", "--strategy", strategy, "--mesh", mesh, *MODEL, *more]
     if saves:
         command += ["--checkpoint", f"{folder}/{strategy}-{kind}-{index}", "--save-every", str(dice.choice([1, 5, 20])),
                     "--keep", "2"]
+    call = dice.randrange(1, 100)  # of a fault that is in a call
+    in_call = {"mismatch": {"TESSERA_FAULT": f"rank={victim},n={call},mismatch"}, "hang": {"VGPU_NCCL": f"hang:0:{call}"}}.get(kind, {})
     log_path = f"{folder}/log"
     with open(log_path, "wb") as log:
         job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                               env={**os.environ, "FAULTS_MARK": mark.split("=")[1]})
+                               env={**os.environ, **in_call, "FAULTS_MARK": mark.split("=")[1]})
         start = time.monotonic()
         ranks = {}
         while len(ranks) < size and time.monotonic() < start + 20:
             ranks = {rank: pid for pid, rank in processes_with(mark, job.pid).items() if rank >= 0}
-        time.sleep(max(0, start + moment - time.monotonic()))
         wrong = []
-        try:
-            os.kill(ranks[victim], signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
-        except (KeyError, ProcessLookupError):
-            wrong.append("the run ended before the fault")
+        if in_call:
+            moment = 0
+        else:
+            time.sleep(max(0, start + moment - time.monotonic()))
+            try:
+                os.kill(ranks[victim], signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+            except (KeyError, ProcessLookupError):
+                wrong.append("the run ended before the fault")
         hit = time.monotonic()
         ends = {}
         while job.poll() is None and time.monotonic() < hit + args.timeout + 30:
@@ -104,12 +113,11 @@ def run_round(args, strategy, kind, index, folder):
     time.sleep(0.1)
     with open(log_path, errors="replace") as f:
         text = f.read()
-    limit = args.slack + (KNOWN if kind == "kill" else args.timeout + GRACE)
+    limit = args.slack + (KNOWN if kind == "kill" else args.timeout + GRACE + (START if in_call else 0))
     late = {r: round(ends.get(r, took), 2) for r in range(size) if r != victim and ends.get(r, took) > limit}
     if late:
         wrong.append(f"survivors ended after {late} s")
-    named = (f"tlaunch: rank {victim} failed first: signal 9" if kind == "kill"
-             else f"tlaunch: rank {victim} held up the others")
+    named = {"kill": f"tlaunch: rank {victim} failed first: signal 9", "stop": f"tlaunch: rank {victim} held up the others"}.get(kind, "")
     first = re.search(r"^tlaunch: rank .*$", text, re.M)
     if not first or not first.group().startswith(named):
         wrong.append(f"tlaunch says: {first.group() if first else 'nothing'}")
@@ -119,7 +127,8 @@ def run_round(args, strategy, kind, index, folder):
     for rank in range(size):
         lines = [line for line in text.splitlines() if line.startswith(f"[rank{rank}] ") and
                  ("#" in line or "init_process_group" in line or "store" in line or "checkpoint" in line)]
-        if rank != victim and not any(re.search(rf"\brank {victim}\b", line) for line in lines):
+        names = {"mismatch": rf"ranks made different calls|\brank {victim}\b", "hang": "not all of its data has come|they wait for each other"}
+        if rank != victim and not any(re.search(names.get(kind, rf"\brank {victim}\b"), line) for line in lines):
             wrong.append(f"rank {rank} does not name it: {lines[-1][:300] if lines else 'nothing'}")
     for pid, rank in processes_with(mark, job.pid).items():
         wrong.append(f"process {pid} (rank {rank}) is left")
@@ -134,6 +143,9 @@ def main():
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--stops", type=int, default=15)
+    parser.add_argument("--mismatches", type=int, default=0)
+    parser.add_argument("--hangs", type=int, default=0)
+    parser.add_argument("--cards", action="store_true", help="ranks train on virtual cards")
     parser.add_argument("--timeout", type=int, default=4, help="deadline of collectives and of joining, in seconds")
     parser.add_argument("--slack", type=float, default=0, help="seconds more, for a machine that has other work")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
@@ -152,7 +164,7 @@ def main():
         with open(f"{folder}/text.txt", "w") as f:
             f.writelines(f"{i} of a text\n" for i in range(30000))
         for strategy in args.strategies.split(","):
-            for kind, count in (("kill", args.kills), ("stop", args.stops)):
+            for kind, count in (("kill", args.kills), ("stop", args.stops), ("mismatch", args.mismatches), ("hang", args.hangs)):
                 rounds = []
                 for index in range(count):
                     if (strategy, kind, index) not in done:

@@ -7,11 +7,14 @@ compared with one rank that has as many micro-batches, since each is normalised 
 enough that rounding does not grow. Bits are those of gpt-nano: with --deterministic every loss, every gradient norm and params_xxh128 are equal under
 strategies that keep contractions whole (ddp, fsdp, hsdp), and under tp and fsdp+tp with --exact-contraction. Compiled
 runs, one rank's too, are held to the plain limits against one eager rank, and compiled deterministic ones to its bits. Parameters as they are drawn have one hash under all.
+With --cards the ranks are on virtual cards, with smaller models, and one rank of the CPU is what they are compared with; bits are
+those of one rank on a card.
 
-Usage: parallel_equals_serial.py [TEXT] [--build DIR] [--steps 50] [--modes plain,compiled] [--models resnet18]
+Usage: parallel_equals_serial.py [TEXT] [--build DIR] [--steps 50] [--modes plain,compiled] [--models resnet18] [--cards] [--results FILE]
 """
 
 import sys
+from pathlib import Path
 
 import common
 
@@ -22,6 +25,10 @@ MODELS = {  # flags, of random values where they name no data
     "bert-mini": ["--batch-size", 16, "--set", "vocab=500", "--seq-len", 32],
     "resnet18": IMAGES,
     "mlp": ["--batch-size", 16, "--set", "layers=3"],
+}
+SMALL = {  # of random values: virtual cards are slow
+    "gpt-nano": ["--set", "layers=2", "--set", "dim=32", "--seq-len", 16],
+    "bert-mini": ["--set", "layers=2", "--set", "dim=32", "--seq-len", 16],
 }
 SPREADS = [
     (2, []),
@@ -76,7 +83,13 @@ def main():
     p.add_argument("--steps", default="50")
     p.add_argument("--modes", help="plain,deterministic,exact,compiled,compiled bits; all by default")
     p.add_argument("--models", default=",".join(MODELS), help=f"all by default: {','.join(MODELS)}")
+    p.add_argument("--cards", action="store_true")
+    p.add_argument("--results", type=Path, metavar="FILE", help="finished runs are kept here, and not taken again")
     options = p.parse_args()
+    options.kept = None
+    if options.results:
+        of = {"program": common.digest(common.program(options, "train")), "steps": options.steps, "cards": options.cards}
+        options.kept = common.Kept(options.results, of)
     good = True
     for model in options.models.split(","):
         if model not in MODELS:
@@ -85,18 +98,36 @@ def main():
     sys.exit(not good)
 
 
+def shown(options, row, judge):
+    """Prints a row and what `judge` says of it, or said before; returns whether it holds."""
+    kept = [part for part in options.kept.parts if part["row"] == row] if options.kept else []
+    if kept:
+        ok, text = kept[0]["ok"], kept[0]["text"]
+    else:
+        ok, text = judge()
+        if options.kept:
+            options.kept.add({"row": row, "ok": ok, "text": text})
+    print(f"{row}: {text}  {'ok' if ok else 'MISSED'}", flush=True)
+    return ok
+
+
 def compare(options, model):
     data = ["--model", model, *MODELS[model]]
-    if model == "gpt-nano":
+    if options.cards and model in SMALL:
+        data += SMALL[model]
+    elif model == "gpt-nano":
         common.check_text(options)
         data += ["--data", f"text:{options.text}"]
     flags = [*data, "--steps", options.steps]
     good = True
     drawn = common.train(options, 1, *data, "--steps", 0)[1]["params_xxh128"]
+
+    def judge_drawn():
+        same = common.train(options, ranks, *data, "--steps", 0, *spread, cards=options.cards)[1]["params_xxh128"] == drawn
+        return same, f"parameters {'equal' if same else 'DIFFER'}"
+
     for ranks, spread in SPREADS:
-        same = common.train(options, ranks, *data, "--steps", 0, *spread)[1]["params_xxh128"] == drawn
-        good &= same
-        print(f"{model:<10} {'as drawn':<14} {ranks} {' '.join(spread)}: parameters {'equal  ok' if same else 'DIFFER  MISSED'}", flush=True)
+        good &= shown(options, f"{model:<10} {'as drawn':<14} {ranks} {' '.join(spread)}", judge_drawn)
     whole = ["--deterministic"]
     modes = {  # what every run of the mode has, what only those that are compared with one rank have
         "plain": ([], []),
@@ -119,12 +150,15 @@ def compare(options, model):
                 if extra and "pp" in spread or name in ("deterministic", "compiled bits") and "tp" in how:
                     continue  # equal to rounding only
                 parts = micro_batches(ranks, spread) if model == "resnet18" else 1
-                if parts not in serial:
-                    serial[parts] = common.train(options, 1, *mode, *(["--accumulate", parts] if parts > 1 else []))
-                run = common.train(options, ranks, *mode, *parallel_only, *spread)
-                ok, text = (compare_bits if extra else compare_plain)(serial[parts], run)
-                good &= ok
-                print(f"{model:<10} {name:<14} dropout {dropout:<4} {ranks} ranks {how}: {text}  {'ok' if ok else 'MISSED'}", flush=True)
+
+                def judge():
+                    if parts not in serial:
+                        more = ["--accumulate", parts] if parts > 1 else []
+                        serial[parts] = common.train(options, 1, *mode, *more, cards=options.cards and bool(extra))
+                    run = common.train(options, ranks, *mode, *parallel_only, *spread, cards=options.cards)
+                    return (compare_bits if extra else compare_plain)(serial[parts], run)
+
+                good &= shown(options, f"{model:<10} {name:<14} dropout {dropout:<4} {ranks} ranks {how}", judge)
     return good
 
 

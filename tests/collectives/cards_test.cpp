@@ -179,6 +179,21 @@ TEST_F(CollectivesOnCards, AMessageThatNobodyWaitsForArrives) {
   });
 }
 
+TEST_F(CollectivesOnCards, AMessageIsUnderWayWhileThePeerWaitsInACollective) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  on_cards(2, [](ProcessGroup& g) {
+    Tensor sum = of(1), t = of(g.rank());
+    g.all_reduce(sum);
+    if (g.rank() == 0) g.send_async(t, 1);
+    if (g.rank() == 1) g.all_reduce(sum);
+    std::this_thread::sleep_for(Millis(900));
+    if (g.rank() == 0) g.all_reduce(sum);
+    if (g.rank() == 1) g.recv(t, 0);
+    EXPECT_EQ(values(sum), std::vector<float>(4, 4));
+    EXPECT_EQ(values(t), std::vector<float>(4, 0));
+  });
+}
+
 TEST_F(CollectivesOnCards, TimesOfAsynchronousCalls) {
   if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   on_cards(2, [](ProcessGroup& g) {
@@ -234,6 +249,65 @@ TEST_F(CollectivesOnCards, AnotherCardThanTheFirstIsRefused) {
     EXPECT_NE(error.find("a rank uses one card, that of the group's first call"), std::string::npos)
         << error;
   });
+}
+
+// ---- memory of NCCL's own ----
+
+TEST_F(CollectivesOnCards, MemoryOfTheGroupIsReducedInPlaceAndCounted) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  Tensor outlives;
+  on_cards(2, [&](ProcessGroup& g) {
+    const Device device = default_device();
+    EXPECT_FALSE(g.has_own_memory(device)) << "nothing is decided";
+    g.all_reduce(of(1));
+    ASSERT_TRUE(g.has_own_memory(device));
+    EXPECT_FALSE(g.has_own_memory(card(1 - g.rank())));
+    const int64_t before = memory_stats(device).live_bytes;
+    for (int i = 0; i < 3; ++i) {
+      Tensor t(Meta::contiguous({1000}, kF32, device), g.allocate(4000, device));
+      EXPECT_EQ(memory_stats(device).live_bytes, before + 4096);
+      copy_values(t, of(g.rank(), 1000));
+      g.all_reduce_async(t);
+      EXPECT_EQ(values(t), std::vector<float>(1000, 1));
+      if (i == 2 && g.rank() == 0) outlives = t;
+    }
+    EXPECT_EQ(memory_stats(device).live_bytes, before + (g.rank() == 0 ? 4096 : 0));
+    g.barrier();
+  });
+  EXPECT_EQ(values(outlives), std::vector<float>(1000, 1));
+}
+
+TEST_F(CollectivesOnCards, RanksThatAllocateUnequallyAreTold) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  std::string error;
+  EXPECT_THROW(on_cards(2,
+                        [&](ProcessGroup& g) {
+                          g.all_reduce(of(1));
+                          const size_t bytes = g.rank() ? 4096 : 8192;
+                          const std::string mine =
+                              error_of([&] { g.allocate(bytes, default_device()); });
+                          if (g.rank() == 0) error = mine;
+                          throw UserError(mine);
+                        }),
+               Error);
+  EXPECT_TRUE(error.starts_with("allocate on world (cuda): rank ")) << error;
+  EXPECT_NE(error.find("NCCL: ncclCommWindowRegister: invalid usage"), std::string::npos) << error;
+}
+
+TEST_F(CollectivesOnCards, ARankThatDoesNotAllocateIsNamedAtTheDeadline) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  std::string error;
+  EXPECT_THROW(on_cards(2,
+                        [&](ProcessGroup& g) {
+                          g.all_reduce(of(1));
+                          if (g.rank() == 1) return void(std::this_thread::sleep_for(Millis(2000)));
+                          error = error_of([&] { g.allocate(4096, default_device()); });
+                          throw UserError(error);
+                        },
+                        {.timeout = Millis(700)}),
+               Error);
+  EXPECT_NE(error.find("allocate on world (cuda): rank 1 not seen for"), std::string::npos)
+      << error;
 }
 
 // ---- failures ----
@@ -351,8 +425,10 @@ TEST_F(CollectivesOnCards, ProcessesMoveEveryVerb) {
 
 TEST_F(CollectivesOnCards, AKilledRankIsNamedByTheSurvivors) {
   if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
-  RankProcesses ranks(4, "loop_on_cards", {{"TEST_KILLED", "2"}});
+  // NCCL of rank 0 notices it, before it is announced.
+  RankProcesses ranks(4, "loop_on_cards", {{"TEST_KILLED", "2"}, {"VGPU_NCCL", "error:0:16"}});
   EXPECT_NE(ranks.wait(2, test::kHangs).status, 0);
+  std::this_thread::sleep_for(Millis(100));
   announce_death(*ranks.store(), 2, "signal 9 (Killed)");  // as tlaunch does
   const auto start = Clock::now();
   for (const int r : {0, 1, 3}) {

@@ -232,6 +232,53 @@ void storm() {
   }
 }
 
+/// Makes calls of all kinds and dtypes on cards, from the same seed on every rank, until one fails:
+/// by TESSERA_FAULT, by VGPU_NCCL, or as rank TEST_ODD makes call TEST_ODD_CALL in another way.
+void storm_on_cards() {
+  ProcessGroup& g = *init_process_group();
+  const DeviceScope scope(own_card());
+  constexpr std::pair<CollKind, int> kOdd[] = {
+      {CollKind::kAllReduce, 1},     {CollKind::kAllReduce, 2}, {CollKind::kAllReduce, 3},
+      {CollKind::kReduceScatter, 4}, {CollKind::kAllGather, 4}, {CollKind::kBroadcast, 5}};
+  const char* odd_call = std::getenv("TEST_ODD_CALL");
+  const int64_t odd_at = odd_call ? std::atoll(odd_call) : 0;
+  std::mt19937_64 random(uint64_t(number_in("TEST_SEED")));
+  const auto draw = [&](uint64_t below) { return int64_t(random() % below); };
+  const int next = (g.rank() + 1) % g.size(), previous = (g.rank() + g.size() - 1) % g.size();
+  auto last = Clock::now();
+  try {
+    for (int64_t call = 1;; ++call) {
+      const DType dtype = kAllDTypes[size_t(draw(std::size(kAllDTypes)))];
+      const int64_t n = draw(8) ? 1 + draw(3000) : 1 + draw(200'000);
+      const int root = int(draw(uint64_t(g.size())));
+      const auto here = [&](int64_t of) { return zeros({of}, {dtype, default_device()}); };
+      Tensor t = here(n), all = here(n * g.size()), got = here(n);
+      const int64_t verb = call == 1 ? 0 : draw(9), host = draw(4);
+      const auto [kind, differs] = kOdd[size_t(draw(std::size(kOdd)))];
+      if (call == odd_at) test::call_variant(g, kind, differs, int(number_in("TEST_ODD")));
+      switch (verb) {
+        case 0: g.all_reduce(t); break;
+        case 1: g.reduce(t, root, ReduceOp::kMax); break;
+        case 2: g.broadcast(t, root); break;
+        case 3: g.all_gather(all, t); break;
+        case 4: g.reduce_scatter(t, all); break;
+        case 5: g.all_to_all(all, here(n * g.size())); break;
+        case 6:
+          g.gather(g.rank() == root ? std::span(&all, 1) : std::span<Tensor>(), t, root);
+          break;
+        case 7: g.all_reduce_async(t), g.all_reduce(got); break;
+        default: g.send_async(t, next), g.recv(got, previous);
+      }
+      if (host == 0) transferred(got, kCPU).raw();
+      if (host == 1) g.barrier();
+      last = Clock::now();
+    }
+  } catch (const CommError& e) {
+    fmt::print("after {:.3f} s: {}\n", std::chrono::duration<double>(Clock::now() - last).count(),
+               e.what());
+  }
+}
+
 /// Four ranks in a mesh of two by two make calls on the world, a row or a column, from the same
 /// seed, until one call fails. A rank then gives up as programs do: by aborting the world.
 void mesh() {
@@ -403,6 +450,7 @@ TEST(Rank, DISABLED_Program) {
   if (program == "verbs") return verbs();
   if (program == "verbs_on_cards") return verbs_on_cards();
   if (program == "loop_on_cards") return loop_on_cards();
+  if (program == "storm_on_cards") return storm_on_cards();
   if (program == "mismatch") return mismatch();
   if (program == "mismatches") return mismatches();
   if (program == "ways") return ways();

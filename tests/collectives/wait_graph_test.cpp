@@ -127,7 +127,15 @@ TEST(WaitGraph, RanksThatWaitForEachOtherAreSaidTo) {
   const Verdict v = w.judge(0);
   EXPECT_FALSE(v.undecided);
   EXPECT_EQ(v.culprits, Ranks{1});
-  EXPECT_EQ(v.why, "they wait for each other");
+  EXPECT_EQ(v.why, "they wait for each other, world rank 1 in all_reduce #1 on b (here.cpp:1)");
+}
+
+// Two groups have the same ranks: one for tensors of the CPU, one for those on cards.
+TEST(WaitGraph, OfRanksThatWaitForEachOtherTheFewerAreToBlame) {
+  World w;
+  w.waits(1, wait_in("world", {0, 1, 2, 3}, 1, Ranks{0, 2, 3}));
+  for (int r : {0, 2, 3}) w.waits(r, wait_in("world (cuda)", {0, 1, 2, 3}, 5, std::nullopt));
+  for (int r = 0; r < 4; ++r) EXPECT_EQ(w.judge(r).culprits, Ranks{1}) << r;
 }
 
 TEST(WaitGraph, WorkThatGetsOnIsWaitedForAndWorkThatStandsStillIsNot) {

@@ -18,6 +18,7 @@ using cuda::kSameFunction;
   static_assert(kSameFunction<Result parameters, std::remove_pointer_t<decltype(&::symbol)>>);
 #include "collectives/nccl/functions.def"
 #include "collectives/nccl/optional_functions.def"
+#include "collectives/nccl/window_functions.def"
 #undef FUNCTION
 
 #define SAME(ours, vendor) static_assert(int(ours) == int(::vendor))

@@ -403,6 +403,11 @@ void CachingAllocator::raise_shortage(size_t bytes) const {
   raise_out_of_memory(s, ledger_);
 }
 
+void CachingAllocator::count_outside(const MemoryHolder& holder, size_t bytes, bool held) {
+  std::lock_guard lock(mutex_);
+  held ? ledger_.add(holder, bytes) : ledger_.remove(holder, bytes);
+}
+
 MemoryStats CachingAllocator::stats() const {
   std::lock_guard lock(mutex_);
   return {ledger_.live_bytes(), ledger_.peak_bytes(), int64_t(range_.mapped_bytes()),

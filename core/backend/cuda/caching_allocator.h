@@ -47,6 +47,8 @@ class CachingAllocator final : public Allocator {
 
   /// The block at `p` is `holder`'s from now on; other addresses are ignored.
   void set_holder(void* p, const MemoryHolder& holder);
+  /// Memory that was allocated elsewhere for tensors counts as held, or no longer.
+  void count_outside(const MemoryHolder& holder, size_t bytes, bool held);
   /// How many blocks were handed out.
   int64_t allocations() const;
 

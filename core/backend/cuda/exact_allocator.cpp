@@ -51,6 +51,11 @@ void ExactAllocator::deallocate_after(void* p, size_t bytes, std::span<const Ref
   driver().memory_free.result(reinterpret_cast<DevicePtr>(p));
 }
 
+void ExactAllocator::count_outside(const MemoryHolder& holder, size_t bytes, bool held) {
+  std::lock_guard lock(mutex_);
+  held ? ledger_.add(holder, bytes) : ledger_.remove(holder, bytes);
+}
+
 MemoryStats ExactAllocator::stats() const {
   std::lock_guard lock(mutex_);
   return {ledger_.live_bytes(), ledger_.peak_bytes(), ledger_.live_bytes(), calls_};

@@ -23,6 +23,8 @@ class ExactAllocator final : public Allocator {
   void deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) override;
   /// The block at `p` is `holder`'s from now on; other addresses are ignored.
   void set_holder(void* p, const MemoryHolder& holder);
+  /// Memory that was allocated elsewhere for tensors counts as held, or no longer.
+  void count_outside(const MemoryHolder& holder, size_t bytes, bool held);
   /// How many blocks were handed out.
   int64_t allocations() const;
   MemoryStats stats() const;

@@ -101,6 +101,11 @@ class CudaRuntime final : public DeviceRuntime {
     Memory& m = memory(index);
     return m.cached ? m.cached->allocations() : m.exact->allocations();
   }
+  void count_outside(int index, const MemoryHolder& holder, size_t bytes, bool held) {
+    Memory& m = memory(index);
+    m.cached ? m.cached->count_outside(holder, bytes, held)
+             : m.exact->count_outside(holder, bytes, held);
+  }
   void release_cached_memory(int index) override {
     if (Memory& m = memory(index); m.cached) m.cached->release_cached();
   }
@@ -163,6 +168,11 @@ class CudaRuntime final : public DeviceRuntime {
 };
 
 }  // namespace
+
+void count_outside(int device, const MemoryHolder& holder, size_t bytes, bool held) {
+  DeviceRuntime& runtime = runtime_of(register_cuda());
+  static_cast<CudaRuntime&>(runtime).count_outside(device, holder, bytes, held);
+}
 
 DeviceKind register_cuda() {
   static const DeviceKind kind = register_device(std::make_unique<CudaRuntime>());

@@ -19,6 +19,7 @@ using tessera::nccl::DataType;
 using tessera::nccl::RedOp;
 using tessera::nccl::ScalarResidence;
 using tessera::nccl::UniqueId;
+using tessera::nccl::Window;
 using Outcome = tessera::nccl::Result;
 
 TEST(Nccl, VersionIs2) {
@@ -374,6 +375,32 @@ TEST_F(NcclOnCards, MemoryOfItsOwnIsRegisteredAndReduced) {
     EXPECT_EQ(nccl().comm_deregister(r.comm, handle), Outcome::kSuccess);
     EXPECT_EQ(nccl().mem_free(memory), Outcome::kSuccess);
   });
+}
+
+// The call is one of all ranks; each leaves its window by itself, and before the memory is freed.
+TEST_F(NcclOnCards, WindowsOfAllRanksAreReducedInPlace) {
+  on_ranks(
+      [](Rank& r) {
+        void* memory = nullptr;
+        Window window = nullptr;
+        EXPECT_EQ(nccl().mem_alloc(&memory, 8192), Outcome::kSuccess);
+        const Outcome outcome =
+            nccl().window_register(r.comm, memory, 8192, &window, tessera::nccl::kWindowSymmetric);
+        EXPECT_TRUE(outcome == Outcome::kInProgress || outcome == Outcome::kSuccess);
+        EXPECT_EQ(r.settle(), Outcome::kSuccess);
+        const std::vector<float> ones(2048, 1);
+        const auto p = reinterpret_cast<DevicePtr>(memory);
+        check(cuda().copy_to_device(p, ones.data(), 8192, r.stream), "copy");
+        nccl().all_reduce(memory, memory, 2048, DataType::kFloat32, RedOp::kSum, r.comm, r.stream);
+        EXPECT_EQ(r.settle(), Outcome::kSuccess);
+        EXPECT_EQ(r.values(p, 2048), std::vector<float>(2048, 2));
+        // Systems without peer access between the cards give no window.
+        if (window) {
+          EXPECT_EQ(nccl().window_deregister(r.comm, window), Outcome::kSuccess);
+        }
+        EXPECT_EQ(nccl().mem_free(memory), Outcome::kSuccess);
+      },
+      /*blocking=*/0);
 }
 
 }  // namespace

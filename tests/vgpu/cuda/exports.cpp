@@ -5,6 +5,7 @@
 //     part, in the order in which it hands them out, so that bounds and lives are those of parts.
 //   vgpu_counters: how often ops of a name ran (null: kernels of any), and in checked runs what
 //     they read and wrote.
+//   vgpu_order: which ops come before others by streams and events, and where the host waited.
 //   vgpu_submit, vgpu_current_device: for the other virtual libraries, see work.h.
 //   vgpu_emulation: that this is the virtual driver, for which there is other code than for cards.
 #include "tests/vgpu/cuda/api.h"
@@ -72,6 +73,20 @@ Result vgpu_counters(const char* name, unsigned long long* counters) {
   return in_driver(__func__, [&] {
     const Counters& c = name ? gpu().counters[name] : gpu().kernels;
     counters[0] = c.runs, counters[1] = c.bytes_read, counters[2] = c.bytes_written;
+    return Result::kSuccess;
+  });
+}
+// Begins to record the order of ops, where `text` is null; ends it, and gives what was recorded
+// (order.h) until it begins again.
+Result vgpu_order(const char** text) {
+  return in_driver(__func__, [&] {
+    static auto* recorded = new std::string;
+    if (text && !gpu().order)
+      return refuse(Result::kInvalidValue, "vgpu_order", "it was not begun");
+    if (text)
+      *recorded = gpu().order->text(), *text = recorded->c_str(), gpu().order = nullptr;
+    else
+      gpu().order = std::make_unique<Order>();
     return Result::kSuccess;
   });
 }

@@ -134,6 +134,7 @@ void Gpu::add(const OpRef& op) {
   for (const OpRef& a : op->after) op->clock.join(a->clock);
   op->clock.set(op->lane, ++lanes_[op->lane].ops);
   op->number = next_number_++;
+  if (order) order->submitted(*op);
   if (shadow) shadow->stamp(*op);
   const bool runs = devices[static_cast<size_t>(op->device)].error == Result::kSuccess;
   for (const Op::HostBuffer& b : op->host_buffers) {
@@ -329,6 +330,11 @@ void Gpu::finish(const OpRef& op) {
 }
 
 void Gpu::wait_for(const OpRef& op) {
+  if (order) order->host_waits(op->device, op->name);
+  see_end(op);
+}
+
+void Gpu::see_end(const OpRef& op) {
   finish(op);
   host_.join(op->clock);
   pinned.host_has_waited(host_);
@@ -337,17 +343,18 @@ void Gpu::wait_for(const OpRef& op) {
 bool Gpu::query(const OpRef& op) {
   if (!op->done() && !run_one(Hosts::kNot)) hurry();
   if (!op->done()) return false;
-  wait_for(op);
+  see_end(op);
   return true;
 }
 
 void Gpu::wait_for_all(int device) {
+  if (order) order->host_waits(device, "all");
   for (;;) {
     std::vector<OpRef> open;
     for (const OpRef& op : pending_)
       if (op->device == device) open.push_back(op);
     if (open.empty()) break;
-    wait_for(open[random_() % open.size()]);
+    see_end(open[random_() % open.size()]);
   }
   // Ops that ran by themselves meanwhile were waited for too.
   for (uint32_t lane = 0; lane < lanes_.size(); ++lane)
@@ -356,6 +363,8 @@ void Gpu::wait_for_all(int device) {
 }
 
 void Gpu::drain() {
+  if (order)
+    for (size_t d = 0; d < devices.size(); ++d) order->host_waits(static_cast<int>(d), "all");
   while (!pending_.empty()) finish(OpRef(pending_.front()));
 }
 

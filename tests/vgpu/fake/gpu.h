@@ -18,6 +18,7 @@
 #include "core/backend/cuda/driver_api.h"
 #include "tests/vgpu/fake/memory.h"
 #include "tests/vgpu/fake/op.h"
+#include "tests/vgpu/fake/order.h"
 #include "tests/vgpu/fake/pinned.h"
 #include "tests/vgpu/fake/shadow.h"
 
@@ -65,6 +66,7 @@ class Gpu {
   Memory memory;
   Pinned pinned;
   std::unique_ptr<Shadow> shadow;  // of checked runs
+  std::unique_ptr<Order> order;    // while a test records it
   std::vector<Device> devices;
   std::map<std::string, Counters> counters;  // of ops, by name
   Counters kernels;                          // of all of them together
@@ -112,6 +114,7 @@ class Gpu {
   void run_host_function(const OpRef& op);
   void finish(const OpRef& op);
   bool execute(const OpRef& op);
+  void see_end(const OpRef& op);
   /// Lets others work, where an op that the host waits for waits for them.
   void await_peers();
   template <class Wait>

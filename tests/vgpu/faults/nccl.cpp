@@ -172,15 +172,18 @@ TEST(NcclRequests, HangUntilTheyAreAborted) {
   EXPECT_EQ(o.status, 0) << o.said;
 }
 
-TEST(NcclRequests, AsynchronousErrors) {
+TEST(NcclRequests, AsynchronousErrorsStay) {
   const Outcome o = in_child(false, {{"VGPU_NCCL", "error:0:1:6"}}, [](const Kernels&) {
     return on_ranks([](int r, Comm comm, StreamHandle s) {
-      sum(zeros(8, s), 8, comm, s);
+      const DevicePtr p = zeros(8, s);
+      sum(p, 8, comm, s);
       const bool ended = ends_soon(s);
       Error error = Error::kSuccess;
       nccl().comm_async_error(comm, &error);
+      const Error next = r == 0 ? sum(p, 8, comm, s) : Error::kSuccess;
       nccl().comm_abort(comm);
-      return !ended && (error == Error::kRemoteError) == (r == 0);
+      const Error expected = r == 0 ? Error::kRemoteError : Error::kSuccess;
+      return !ended && error == expected && next == expected;
     });
   });
   EXPECT_EQ(o.status, 0) << o.said;

@@ -212,6 +212,8 @@ Result ncclRedOpDestroy(RedOp op, Comm handle) {
 
 // Of whole pages, which symmetric windows need.
 Result ncclMemAlloc(void** at, size_t bytes) {
+  const Result asked = in_nccl(__func__, [](auto&) { return Result::kSuccess; });
+  if (asked != Result::kSuccess) return asked;
   cuda::DevicePtr p = 0;
   if (cuda::cuMemAlloc_v2(&p, bytes + kPage) != cuda::Result::kSuccess)
     return Result::kUnhandledCudaError;

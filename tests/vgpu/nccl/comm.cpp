@@ -166,13 +166,14 @@ Result Communicator::ask() {
     std::exchange(unlaunched, nullptr)();
     if (state == Result::kInProgress) state = Result::kSuccess;
   }
-  return state;
+  return broken == Result::kSuccess ? state : broken;
 }
 
 Result find_ready(const char* call, Comm comm, CommRef* found) {
   if (!comm || !comms().contains(comm))
     return refuse(Result::kInvalidArgument, call, "no communicator, or one that is gone");
   *found = comm->comm;
+  if ((*found)->broken != Result::kSuccess) return (*found)->broken;
   if ((*found)->state == Result::kInProgress)
     return refuse(Result::kInvalidArgument, call,
                   "the call before it is in progress; ask ncclCommGetAsyncError until it is not");

@@ -58,6 +58,7 @@ struct Communicator {
   /// What the host set in motion and asks about; its result, once there is one.
   std::function<std::optional<Result>()> job;
   Result state = Result::kSuccess;
+  Result broken = Result::kSuccess;  // an error of its work, which stays
   /// Work of a communicator that does not block: it is submitted a while after the call.
   std::function<void()> unlaunched;
   int asked = 0;  // since that call

@@ -9,12 +9,14 @@ extern "C" {
 #define FUNCTION(member, symbol, parameters) Result symbol parameters;
 #include "collectives/nccl/functions.def"
 #include "collectives/nccl/optional_functions.def"
+#include "collectives/nccl/window_functions.def"
 #undef FUNCTION
 
 __attribute__((used)) void* const vgpu_nccl_exported[] = {
 #define FUNCTION(member, symbol, parameters) reinterpret_cast<void*>(&symbol),
 #include "collectives/nccl/functions.def"
 #include "collectives/nccl/optional_functions.def"
+#include "collectives/nccl/window_functions.def"
 #undef FUNCTION
 };
 const char* vgpu_emulation() { return "nccl"; }

@@ -270,7 +270,7 @@ class Launch {
     const Requests& r = requests();
     if (r.hang_rank == comm_->rank && r.hang_nth == number_ + 1) return true;
     if (r.error_rank != comm_->rank || r.error_nth != number_ + 1) return false;
-    comm_->state = r.error_code;
+    comm_->broken = r.error_code;
     return true;
   }
 

@@ -4,6 +4,7 @@
 // error.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -35,6 +36,17 @@ constexpr std::array kArchitectures{"75",   "80",  "86",  "87",   "88",   "89",
 NvrtcResult refuse(NvrtcResult result, const char* call, const std::string& why) {
   std::fprintf(stderr, "vgpu: %s: %s\n", call, why.c_str());
   return result;
+}
+
+// VGPU_FAIL=CALL[:NTH]: this call fails.
+bool fails(const char* call) {
+  const char* asked = std::getenv("VGPU_FAIL");
+  const std::string text = asked ? asked : "";
+  const size_t end = text.find(':');
+  if (text.substr(0, end) != call) return false;
+  static std::atomic<int> calls = 0;
+  if (++calls != (end == text.npos ? 1 : std::atoi(text.c_str() + end + 1))) return false;
+  return refuse(NvrtcResult::kInternalError, call, "fails, as VGPU_FAIL asks"), true;
 }
 
 struct Options {
@@ -91,6 +103,7 @@ NvrtcResult nvrtcVersion(int* major, int* minor) {
 
 NvrtcResult nvrtcCreateProgram(ProgramHandle* program, const char* source, const char* name,
                                int num_headers, const char* const*, const char* const*) {
+  if (fails(__func__)) return NvrtcResult::kInternalError;
   if (num_headers) return refuse(NvrtcResult::kInvalidInput, __func__, "headers are not emulated");
   *program = new ProgramObject{source, name && *name ? name : "default_program", false, {}};
   return NvrtcResult::kSuccess;
@@ -104,6 +117,7 @@ NvrtcResult nvrtcDestroyProgram(ProgramHandle* program) {
 
 NvrtcResult nvrtcCompileProgram(ProgramHandle program, int num_options,
                                 const char* const* options) {
+  if (fails(__func__)) return NvrtcResult::kInternalError;
   const Options read = read_options(num_options, options);
   program->compiled = true;
   if (!read.unknown.empty()) {
@@ -127,6 +141,7 @@ NvrtcResult nvrtcGetCUBINSize(ProgramHandle program, size_t* bytes) {
   return program->result.good ? NvrtcResult::kSuccess : NvrtcResult::kInvalidProgram;
 }
 NvrtcResult nvrtcGetCUBIN(ProgramHandle program, char* cubin) {
+  if (fails(__func__)) return NvrtcResult::kInternalError;
   std::memcpy(cubin, program->result.cubin.data(), program->result.cubin.size());
   return program->result.good ? NvrtcResult::kSuccess : NvrtcResult::kInvalidProgram;
 }

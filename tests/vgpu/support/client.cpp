@@ -137,6 +137,7 @@ const tessera::nccl::Functions& nccl() {
 #define FUNCTION(member, symbol, parameters) find(library, #symbol, f.member);
 #include "collectives/nccl/functions.def"
 #include "collectives/nccl/optional_functions.def"
+#include "collectives/nccl/window_functions.def"
 #undef FUNCTION
     find(library, "ncclGetErrorString", f.error_string);
     return f;

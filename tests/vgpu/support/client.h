@@ -28,6 +28,7 @@ struct Functions {
 #define FUNCTION(member, symbol, parameters) Result(*member) parameters;
 #include "collectives/nccl/functions.def"
 #include "collectives/nccl/optional_functions.def"
+#include "collectives/nccl/window_functions.def"
 #undef FUNCTION
   const char* (*error_string)(Result);
 };

@@ -1,0 +1,85 @@
+#include "collectives/nccl/memory.h"
+
+#include "collectives/nccl/core.h"
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/runtime.h"
+#include "core/tensor/wait_ended.h"
+
+namespace tessera::nccl {
+namespace {
+
+constexpr size_t kPage = 4096;  // of which windows consist
+
+}  // namespace
+
+OwnMemory::OwnMemory(Ref<GroupCore> owner, const OwnBlock& block, const Stream& home)
+    : owner_(std::move(owner)), block_(block), home_(home), holder_(MemoryLabel::holder()) {
+  cuda::count_outside(home_.device.index, holder_, block_.bytes, true);
+}
+
+OwnMemory::~OwnMemory() {
+  cuda::count_outside(home_.device.index, holder_, block_.bytes, false);
+  block_.unused = make_ref<cuda::StreamEvent>(home_);
+  owner_->drop(std::move(block_));
+}
+
+Ref<Storage> GroupCore::allocate(size_t bytes) {
+  const Functions& nccl = *functions();
+  const cuda::CurrentDevice current(device_.index);
+  OwnBlock block;
+  block.bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  std::lock_guard lock(mutex_);
+  if (dead()) throw_failure();
+  submit_all_put_off();
+  free_dropped();
+  const Result r = nccl.mem_alloc.result(&block.at, block.bytes);
+  TESSERA_CHECK(r == Result::kSuccess,
+                "{}: {} of {} bytes on {}: {}; is the card's memory used up?", members_.group,
+                nccl.mem_alloc.symbol(), block.bytes, to_string(device_), nccl.error_string(r));
+  detail::WaitFacts facts;
+  facts.group = members_.group, facts.members = members_.world_ranks;
+  facts.number = facts.seq = collectives_ + 1, facts.call = "allocate";
+  try {
+    with_nccl("allocate", std::move(facts), context_.timeout,
+              [&](const Communicator::Pause& pause) {
+                block.registration = lanes_[0].comm->register_memory(block.at, block.bytes, pause);
+              });
+  } catch (...) {
+    nccl.mem_free.result(block.at);
+    throw;
+  }
+  const Stream home = cuda::compute_stream(device_.index);
+  return make_ref<Storage>(block.at, bytes, device_,
+                           Ref<RefCounted>(new OwnMemory(Ref<GroupCore>(this), block, home)));
+}
+
+void GroupCore::drop(OwnBlock block) {
+  std::lock_guard lock(dropped_mutex_);
+  dropped_.push_back(std::move(block));
+}
+
+// The mutex is held, or nobody else is here any more.
+void GroupCore::free_dropped() {
+  std::lock_guard lock(dropped_mutex_);
+  std::erase_if(dropped_, [&](const OwnBlock& block) {
+    if (!block.unused->done()) return false;
+    free(block);
+    return true;
+  });
+}
+
+void GroupCore::free(const OwnBlock& block) {
+  const cuda::CurrentDevice current(device_.index);
+  lanes_[0].comm->deregister(block.registration);
+  functions()->mem_free.result(block.at);
+}
+
+// Blocks whose storages the program still has keep the group from being destroyed.
+void GroupCore::free_all() {
+  for (const OwnBlock& block : std::exchange(dropped_, {})) {
+    wait_ended(*block.unused);
+    free(block);
+  }
+}
+
+}  // namespace tessera::nccl
