@@ -13,7 +13,7 @@
 #include "core/base/deterministic.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/contract.h"
-#include "core/ops/contract_bias.h"
+#include "core/ops/contract_epilogues.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -114,6 +114,75 @@ TEST_F(CudaProducts, WithABiasAreOneLaunch) {
                           tolerance(t) * 8, spec);
     }
 }
+// The ops that the compiler makes of products and what follows them: as the library computes them
+// in one launch named `epilogue`, or, where that is null, as a product and `more` kernels.
+class CudaEpilogues : public CudaProducts {
+ protected:
+  void expect(const PrimRef& op, std::vector<Tensor> in, const char* epilogue, int more) {
+    SCOPED_TRACE(fmt::format("{} of {}", to_string(*op), describe(in[0])));
+    const char* name = epilogue ? epilogue : "cublasLt DEFAULT";
+    const int64_t before = runs_of(name), all = kernel_runs();
+    const Tensors got = dispatch(op, in);
+    if (before >= 0) {
+      EXPECT_EQ(runs_of(name), before + 1);
+      EXPECT_EQ(kernel_runs(), all + 1 + (epilogue ? 0 : more));
+    }
+    const OwnProducts own;
+    const Tensors want = dispatch(op, in);
+    std::vector<Tensor> on_cpu;
+    for (const Tensor& t : in) on_cpu.push_back(t.cpu());
+    const Tensors exact = op->decompose(on_cpu);
+    for (size_t i = 0; i < got.size(); ++i) {
+      sweep::expect_close(got[i].cpu(), want[i].cpu(), tolerance(in[0].dtype()) * 8, "own");
+      sweep::expect_close(got[i].cpu(), exact[i], tolerance(in[0].dtype()) * 8, "decomposition");
+    }
+  }
+  static ContractAttributes product(const char* spec) {
+    ContractAttributes c;
+    c.parse(spec);
+    return c;
+  }
+};
+
+TEST_F(CudaEpilogues, GeluOfAProductAndItsBias) {
+  const auto gelu = [&](DType t, int64_t width, const char* epilogue) {
+    expect(contract_gelu_op(product("abk,nk->abn")),
+           {values({2, 5, 16}, t, 1), values({width, 16}, t, 2), values({width}, t, 3)}, epilogue,
+           2);
+  };
+  for (DType t : {kBF16, kF16}) gelu(t, 24, "cublasLt GELU_AUX_BIAS");
+  for (DType t : {kF32, kF64}) gelu(t, 24, nullptr);
+  gelu(kBF16, 20, nullptr);  // rows of aux that are no multiple of 8
+}
+TEST_F(CudaEpilogues, GradientsOfGeluAndItsBias) {
+  const auto grad = [&](DType t, int64_t width, const char* epilogue) {
+    expect(contract_gelu_grad_op(product("abk,kn->abn")),
+           {values({2, 5, 16}, t, 1), values({16, width}, t, 2), values({2, 5, width}, t, 3)},
+           epilogue, 2);
+  };
+  for (DType t : {kBF16, kF16}) grad(t, 24, "cublasLt DGELU_BGRAD");
+  for (DType t : {kF32, kF64}) grad(t, 24, nullptr);
+  grad(kBF16, 20, nullptr);
+  // What GELU read is at an address that is none for the library.
+  const Tensor x = narrow(values({10 * 24 + 8}, kBF16, 3), 0, 1, 10 * 24).reshape({2, 5, 24});
+  expect(contract_gelu_grad_op(product("abk,kn->abn")),
+         {values({2, 5, 16}, kBF16, 1), values({16, 24}, kBF16, 2), x}, nullptr, 2);
+}
+TEST_F(CudaEpilogues, SumsOfOperands) {
+  for (DType t : kTypes) {
+    const auto sums = [&](const char* spec, bool of_b, const Tensor& a, const Tensor& b,
+                          const char* epilogue, int more = 1) {
+      expect(contract_sums_op({product(spec), of_b}), {a, b}, t == kF64 ? nullptr : epilogue, more);
+    };
+    const Tensor g = values({2, 5, 24}, t, 1), x = values({2, 5, 16}, t, 2);
+    sums("abn,abk->nk", false, g, x, "cublasLt BGRADB");
+    sums("abk,abn->kn", true, x, g, "cublasLt BGRADA");
+    // An operand that lies by columns: our own sum reads a copy.
+    const Tensor turned = permute(values({24, 10}, t, 3), {1, 0});
+    sums("an,ak->nk", false, turned, values({10, 16}, t, 4), "cublasLt BGRADB", 2);
+  }
+}
+
 TEST_F(CudaProducts, OfVectors) {
   for (DType t : kTypes) {
     const Tensor a = values({9, 34}, t, 1), v = values({34}, t, 2), w = values({9}, t, 3);

@@ -30,6 +30,8 @@ constexpr int64_t kMostCalls = 32;      // for one op; beyond it one launch of o
 constexpr size_t kMostProducts = 2048;  // that a thread keeps descriptors of
 constexpr int kMostSuggestions = 8;
 constexpr uintptr_t kBestAlignment = 256;
+constexpr int64_t kAuxMultiple = 8;    // of its leading dimension
+constexpr int32_t kAuxAlignment = 16;  // in bytes
 
 thread_local bool own_products = false;
 
@@ -83,7 +85,8 @@ struct Side {
 struct Problem {
   int32_t device = 0, dtype = 0, deterministic = 0, batch = 1;
   Side a, b, d;
-  int32_t has_bias = 0, bias_alignment = 0;
+  int32_t epilogue = 0, bias_alignment = 0;  // epilogue: 0 or the library's number
+  int64_t aux_leading = 0;
   bool operator==(const Problem& o) const { return std::memcmp(this, &o, sizeof(o)) == 0; }
 };
 static_assert(std::has_unique_object_representations_v<Problem>);
@@ -100,7 +103,9 @@ std::string text_of(const Problem& p) {
   };
   return fmt::format("{} batch {}: {}; {}; {}{}", name_of(DType(p.dtype)), p.batch, side(p.a),
                      side(p.b), side(p.d),
-                     p.has_bias ? fmt::format("; bias aligned {}", p.bias_alignment) : "");
+                     p.epilogue ? fmt::format("; epilogue {} with a bias aligned {}, aux by {}",
+                                              p.epilogue, p.bias_alignment, p.aux_leading)
+                                : "");
 }
 
 int blas_type(DType t) {
@@ -116,7 +121,8 @@ class Product {
                      wide_ ? blas::kR64F : blas::kR32F);
     set<int32_t>(blas::kProductTransposeA, p.a.transposed ? blas::kTransposed : blas::kAsIs);
     set<int32_t>(blas::kProductTransposeB, p.b.transposed ? blas::kTransposed : blas::kAsIs);
-    if (p.has_bias) set<int32_t>(blas::kProductEpilogue, blas::kEpilogueBias);
+    if (p.epilogue) set(blas::kProductEpilogue, p.epilogue);
+    if (p.aux_leading) set(blas::kProductAuxLeading, p.aux_leading);
     const std::pair<blas::Layout*, const Side*> sides[] = {{&a_, &p.a}, {&b_, &p.b}, {&d_, &p.d}};
     for (const auto& [layout, side] : sides) {
       f.layout_create(layout, type, uint64_t(side->rows), uint64_t(side->columns), side->leading);
@@ -132,9 +138,11 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  void set_bias(const void* bias) {
-    if (bias != bias_) set(blas::kProductBias, bias);
-    bias_ = bias;
+  /// The pointers of the next run, or of what is asked about it: only their alignment counts then.
+  void set_pointers(const Epilogue& e) {
+    if (e.bias != bias_) set(blas::kProductBias, e.bias);
+    if (e.aux != aux_) set(blas::kProductAux, e.aux);
+    bias_ = e.bias, aux_ = e.aux;
   }
 
   std::vector<ProductChoice> suggestions(blas::Handle handle, const Problem& p,
@@ -198,7 +206,7 @@ class Product {
   const bool wide_;  // f64
   blas::Product product_ = nullptr;
   blas::Layout a_ = nullptr, b_ = nullptr, d_ = nullptr;
-  const void* bias_ = nullptr;
+  const void *bias_ = nullptr, *aux_ = nullptr;
 };
 
 Product& product_for(const CublasLtFunctions& f, const Problem& p) {
@@ -240,9 +248,22 @@ struct Statement {
   const Matrices *a = nullptr, *b = nullptr, *d = nullptr;
 };
 
+// The library's number for an epilogue of c, whose transpose it computes: there a is B and b is A.
+int32_t number_of(Epilogue::Kind kind) {
+  switch (kind) {
+    case Epilogue::kNone: return 0;
+    case Epilogue::kBias: return blas::kEpilogueBias;
+    case Epilogue::kGelu: return blas::kEpilogueGeluAuxBias;
+    case Epilogue::kGeluGrad: return blas::kEpilogueDGeluBGrad;
+    case Epilogue::kSumsOfA: return blas::kEpilogueBGradB;
+    case Epilogue::kSumsOfB: return blas::kEpilogueBGradA;
+  }
+  return 0;
+}
+
 // Results are column-major for the library: of one that lies by rows, the transpose is computed.
 bool state(Statement& s, DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n,
-           int64_t k, const Matrices& c, const Matrices& a, const Matrices& b, const void* bias) {
+           int64_t k, const Matrices& c, const Matrices& a, const Matrices& b, const Epilogue& e) {
   Problem& p = s.problem;
   if (!is_floating(dtype) || m == 0 || n == 0 || k == 0) return false;
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -273,9 +294,13 @@ bool state(Statement& s, DType dtype, std::span<const int64_t> batch, int64_t m,
     if (!batch.empty()) side->stride = matrices->batch[s.inner];
     side->alignment = alignment_of(matrices->data, matrices->batch, element);
   }
-  if (bias) {
-    if (!swapped || dtype == kF64) return false;
-    p.has_bias = 1, p.bias_alignment = alignment_of(bias, {}, element);
+  if (e) {
+    const bool one = s.calls == 1 && p.batch == 1, gelu = e.aux != nullptr;
+    if (!swapped || dtype == kF64 || (!one && e.kind != Epilogue::kBias)) return false;
+    if (gelu && (dtype == kF32 || n % kAuxMultiple || alignment_of(e.aux, {}, 1) < kAuxAlignment))
+      return false;
+    p.epilogue = number_of(e.kind), p.bias_alignment = alignment_of(e.bias, {}, element);
+    p.aux_leading = gelu ? n : 0;
   }
   p.dtype = int32_t(dtype), p.deterministic = deterministic_algorithms();
   return true;
@@ -335,9 +360,9 @@ OwnProducts::~OwnProducts() { own_products = before_; }
 
 bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n, int64_t k,
                      const Matrices& c, const Matrices& a, const Matrices& b, const Stream& stream,
-                     const void* bias) {
+                     const Epilogue& epilogue) {
   Statement s;
-  if (own_products || !state(s, dtype, batch, m, n, k, c, a, b, bias)) return false;
+  if (own_products || !state(s, dtype, batch, m, n, k, c, a, b, epilogue)) return false;
   const CublasLtFunctions* f = in_use().get();
   if (!f) return false;
   Problem& p = s.problem;
@@ -347,7 +372,7 @@ bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int
   if (!handle) return false;
   Product& product = product_for(*f, p);
   if (product.refused) return false;
-  if (bias) product.set_bias(bias);
+  if (epilogue) product.set_pointers(epilogue);
   std::optional<ProductChoice> choice = product.choice;
   if (!choice) {
     const auto chosen = choice_for(product, p, handle, s, stream);
