@@ -50,7 +50,8 @@ PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx);
 /// deterministic graph is left as it is.
 void join_bias(Graph& graph);
 /// Makes one op of a product and what such devices compute beside it for nothing: GELU of its
-/// result, the gradient of GELU, sums of a result or an operand, which are gradients of biases.
+/// result, the gradient of GELU, sums of a result or an operand, which are gradients of biases, and
+/// the cast to f32 and the accumulation of a weight's gradient.
 /// Places of roundings and orders of sums change, so a deterministic graph is left as it is.
 void join_epilogues(Graph& graph);
 /// Makes Fused ops of groups of pointwise ops, reductions and the views between them; effects at

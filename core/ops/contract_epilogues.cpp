@@ -167,6 +167,46 @@ class ContractSums final : public Joined<ContractSums, ContractSumsAttributes> {
   }
 };
 
+class ContractWide final : public Joined<ContractWide, ContractAttributes> {
+ public:
+  static inline const OpInfo kOp{"contract_wide", behind_autograd(2)};
+  using Joined::Joined;
+  static void check_attributes(const ContractAttributes& c) {
+    TESSERA_CHECK(may_be_wide(c), "contract_wide: spec \"{}\" with {} leaves; expected 0", c.spec(),
+                  c.leaves);
+  }
+  Metas infer(MetaSpan in) const override {
+    Meta m = product_of(in);
+    TESSERA_CHECK_AS(ShapeError, is_floating(m.dtype), "contract_wide {}: operands are {}", spec(),
+                     describe(in));
+    m.dtype = m.dtype == kF64 ? kF64 : kF32;
+    return {m};
+  }
+  Tensors decompose(std::span<const Tensor> in) const override { return {wide_product(in)}; }
+};
+
+class ContractAdd final : public Joined<ContractAdd, ContractAttributes> {
+ public:
+  static inline const OpInfo kOp{"contract_add", behind_autograd(3)};
+  using Joined::Joined;
+  static void check_attributes(const ContractAttributes& c) {
+    TESSERA_CHECK(may_be_wide(c), "contract_add: spec \"{}\" with {} leaves; expected 0", c.spec(),
+                  c.leaves);
+  }
+  Metas infer(MetaSpan in) const override {
+    const Meta m = product_of(in);
+    const DType t = in[2]->dtype;
+    TESSERA_CHECK_AS(ShapeError,
+                     is_floating(m.dtype) && in[2]->shape == m.shape &&
+                         (t == m.dtype || (t == kF32 && size_of(m.dtype) == 2)),
+                     "contract_add {}: operands are {}", spec(), describe(in));
+    return {Meta::contiguous(m.shape, t, m.device)};
+  }
+  Tensors decompose(std::span<const Tensor> in) const override {
+    return {cast(add(wide_product(in), wide(in[2])), in[2].dtype())};
+  }
+};
+
 template <class Op, class A>
 PrimRef checked(const A& attributes) {
   Op::check_attributes(attributes);
@@ -188,6 +228,9 @@ bool may_sum_operand(const ContractSumsAttributes& c) {
   return c.leaves == 0 && std::ranges::none_of(c.out, in_all) &&
          std::ranges::count_if(c.summed(), kept) == 1 && c.summed().size() > 1;
 }
+bool may_be_wide(const ContractAttributes& c) { return c.leaves == 0; }
+PrimRef contract_wide_op(const ContractAttributes& c) { return checked<ContractWide>(c); }
+PrimRef contract_add_op(const ContractAttributes& c) { return checked<ContractAdd>(c); }
 PrimRef contract_bias_op(const ContractAttributes& c) { return checked<ContractBias>(c); }
 PrimRef contract_gelu_op(const ContractAttributes& c) { return checked<ContractGelu>(c); }
 PrimRef contract_gelu_grad_op(const ContractAttributes& c) { return checked<ContractGeluGrad>(c); }
@@ -225,6 +268,12 @@ void register_contract_epilogue_ops(OpRegistry& registry) {
   add_products(
       registry, "contract_gelu_grad", contract_gelu_grad_op,
       {{"an,nk->ak", {{3, 4}, {4, 2}, {3, 2}}}, {"btn,nk->btk", {{2, 3, 4}, {4, 5}, {2, 3, 5}}}});
+  add_products(registry, "contract_wide", contract_wide_op,
+               {{"ij,jk->ik", {{3, 4}, {4, 2}}}, {"btn,btk->nk", {{2, 3, 4}, {2, 3, 5}}}});
+  add_products(registry, "contract_add", contract_add_op,
+               {{"ij,jk->ik", {{3, 3}, {3, 3}, {3, 3}}},
+                {"btn,btk->nk", {{2, 3, 4}, {2, 3, 5}, {4, 5}}},
+                {"bij,bjk->bik", {{2, 3, 4}, {2, 4, 5}, {2, 3, 5}}}});
   add_products(registry, "contract_sums",
                [](const ContractAttributes& c) {
                  return contract_sums_op({c, /*of_b=*/has(c.b, 'n')});

@@ -42,6 +42,14 @@ PrimRef contract_sums_op(const ContractSumsAttributes& attributes);
 /// Whether sums are in no fixed order, and the operand has one letter beside those that are summed.
 bool may_sum_operand(const ContractSumsAttributes& attributes);
 
+/// Operands a and b; contract(spec, a, b) in f32 where they have 16 bits.
+PrimRef contract_wide_op(const ContractAttributes& attributes);
+/// Operands a, b and c, of the shape of the product and its dtype, or in f32 where a and b have 16
+/// bits: contract(spec, a, b) + c in the dtype of c, in whose memory it may lie.
+PrimRef contract_add_op(const ContractAttributes& attributes);
+/// Whether sums are in no fixed order; what contract_wide and contract_add ask for.
+bool may_be_wide(const ContractAttributes& attributes);
+
 void register_contract_epilogue_ops(OpRegistry& registry);
 
 }  // namespace tessera

@@ -130,8 +130,9 @@ void check_values(const Options& o) {
       o.strategy);
   TESSERA_CHECK(o.recompute == "none" || o.recompute == "block" || o.recompute == "selective",
                 "train: unknown --recompute {}; expected none, block or selective", o.recompute);
-  TESSERA_CHECK(o.precision == "fp32" || o.precision == "bf16" || o.precision == "fp16",
-                "train: unknown precision \"{}\"; expected fp32, bf16 or fp16", o.precision);
+  TESSERA_CHECK(o.precision == "fp32" || o.precision == "tf32" || o.precision == "bf16" ||
+                    o.precision == "fp16",
+                "train: unknown precision \"{}\"; expected fp32, tf32, bf16 or fp16", o.precision);
   TESSERA_CHECK(
       !o.deterministic || o.precision != "fp16",
       "train: --deterministic with --precision fp16: each micro-batch is weighted by their "

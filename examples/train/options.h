@@ -37,7 +37,7 @@ struct Options {
   std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks
   std::string backend;
   std::string device = "auto";     // text: device_of
-  std::string precision = "fp32";  // of products and attention: fp32, bf16 or fp16
+  std::string precision = "fp32";  // of products and attention: fp32, tf32, bf16 or fp16
   std::string recompute = "none";  // activations computed again in backward: none, block, selective
   uint64_t seed = 1337;
   bool deterministic = false, exact_contraction = false, compile = false;

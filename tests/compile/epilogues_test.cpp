@@ -3,12 +3,17 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "collectives/loopback/run_ranks.h"
 #include "compile/compile.h"
 #include "compile/ir/interpreter.h"
 #include "compile/passes/passes.h"
 #include "compile/record/trace.h"
 #include "core/core.h"
+#include "core/dispatch/context.h"
 #include "core/tensor/device_runtime.h"
+#include "parallel/ddp.h"
 #include "tests/compile/training.h"
 #include "tests/support/on_card.h"
 
@@ -38,7 +43,8 @@ class EpiloguesOnCard : public test::OnCard {
     return n;
   }
   /// The graph that the passes make of `f`, which computes what `f` does.
-  Graph joined(const std::vector<Tensor>& in, const std::function<Tensors()>& f) {
+  Graph joined(const std::vector<Tensor>& in, const std::function<Tensors()>& f,
+               std::optional<double> tolerance = {}) {
     Trace trace({.inputs = in});
     const Graph before = trace.finish(f());
     Graph after = before;
@@ -49,7 +55,8 @@ class EpiloguesOnCard : public test::OnCard {
       const double bound = want[i].dtype() == kBF16  ? 1.6e-2
                            : want[i].dtype() == kF16 ? 2e-3
                                                      : 2e-6;
-      EXPECT_TRUE(allclose(got[i].cpu().to(kF64), want[i].cpu().to(kF64), bound, bound))
+      EXPECT_TRUE(allclose(got[i].cpu().to(kF64), want[i].cpu().to(kF64), tolerance.value_or(bound),
+                           tolerance.value_or(bound)))
           << "result " << i << to_string(after);
     }
     return after;
@@ -134,6 +141,34 @@ TEST_F(EpiloguesOnCard, GradientsOfBiasesBesideThoseOfWeights) {
   }
 }
 
+// Gradients of micro-batches: the first is the sum so far, to which products add the others.
+TEST_F(EpiloguesOnCard, GradientsAreAddedByTheirProducts) {
+  const std::vector<Tensor> in{drawn({2, 5, 16}, 1, kF32), drawn({2, 5, 16}, 2, kF32),
+                               drawn({2, 5, 16}, 3, kF32), drawn({24, 16}, 4, kF32),
+                               drawn({24, 16}, 5, kF32)};
+  const auto train = [&](std::optional<DType> dtype, bool has_gradient) {
+    const Tensor w = in[3].detach().requires_grad_();
+    if (has_gradient) w.set_grad(in[4]);
+    for (int k = 0; k < 3; ++k) {
+      std::optional<Autocast> cast;
+      if (dtype) cast.emplace(*dtype);
+      linear(in[size_t(k)], w).to(kF32).square().sum().backward();
+    }
+    return Tensors{w.grad()};
+  };
+  for (std::optional<DType> t : {std::optional<DType>(), {kBF16}, {kF16}})
+    for (bool has_gradient : {false, true}) {
+      const double bound = !t ? 1e-5 : *t == kF16 ? 2e-3 : 1.6e-2;
+      const Graph g = joined(
+          in, [&] { return train(t, has_gradient); }, bound);
+      EXPECT_EQ(count(g, "contract_add"), has_gradient ? 3 : 2) << to_string(g);
+      EXPECT_EQ(count(g, "contract_wide"), t && !has_gradient ? 1 : 0) << to_string(g);
+    }
+  const DeterministicScope deterministic;
+  const Graph g = joined(in, [&] { return train(kBF16, true); });
+  EXPECT_EQ(count(g, "contract_add") + count(g, "contract_wide"), 0);
+}
+
 // What would be joined is read elsewhere, is overwritten in between, or is made too late.
 TEST_F(EpiloguesOnCard, NotWhereAnotherReadsTheProductOrItsOperandsChange) {
   const std::vector<Tensor> in{drawn({6, 16}, 1), drawn({16, 24}, 2), drawn({6, 24}, 3)};
@@ -169,6 +204,35 @@ TEST_F(EpiloguesOnCard, NotWhereAnotherReadsTheProductOrItsOperandsChange) {
               return rest();
             }),
             0);
+  // Sums of gradients, into memory and into none.
+  const auto added = [&](const std::function<void(Tensor p, Tensor a, Tensor sum)>& f,
+                         Phase phase) {
+    const Tensor a = in[0].clone(), sum = in[2].clone();
+    Trace trace({.inputs = {a, in[1], sum}});
+    const Scoped<Phase> now(context().phase, phase);
+    f(matmul(a, in[1]), a, sum);
+    Graph g = trace.finish(Tensors{sum});
+    run_passes(g);
+    return count(g, "contract_add");
+  };
+  const auto add_to_sum = [](Tensor p, Tensor, Tensor sum) { add_(sum, p); };
+  EXPECT_EQ(added(add_to_sum, Phase::kBackward), 1);
+  EXPECT_EQ(added(add_to_sum, Phase::kForward), 0) << "no gradient";
+  const auto after_a_write = [](Tensor p, Tensor a, Tensor sum) { fill_(a, 1), add_(sum, p); };
+  EXPECT_EQ(added(after_a_write, Phase::kBackward), 0);
+  const auto read_twice = [](Tensor p, Tensor, Tensor sum) { add_(sum, p), add_(sum, p * p); };
+  EXPECT_EQ(added(read_twice, Phase::kBackward), 0);
+  const auto fused = [](Tensor p, Tensor, Tensor sum) { assign_(sum, (sum + p) * 2.0); };
+  EXPECT_EQ(added(fused, Phase::kBackward), 0) << "the factor's kernel adds";
+  {
+    Trace trace({.inputs = in});
+    const Scoped<Phase> now(context().phase, Phase::kBackward);
+    const Tensor first = matmul(in[0], in[1]), second = matmul(in[0] * 2.0, in[1]);
+    Graph g = trace.finish(Tensors{first + second});
+    run_passes(g);
+    EXPECT_EQ(count(g, "contract_add"), 1) << "the second adds to the first";
+    EXPECT_EQ(g.nodes.back().prim->name(), "contract_add") << to_string(g);
+  }
   // A sum that is needed before the other operand of the product is there.
   Trace trace({.inputs = in});
   const Tensor s = sum(in[0], {0}, true), x = matmul(s, in[1]);
@@ -192,49 +256,105 @@ int64_t runs_of(const char* op, Device card) {
 }
 
 struct Runs {
-  int64_t all, gelu, gelu_grad, sums;
+  int64_t all, gelu, gelu_grad, sums, added;
   Runs operator-(const Runs& o) const {
-    return {all - o.all, gelu - o.gelu, gelu_grad - o.gelu_grad, sums - o.sums};
+    return {all - o.all, gelu - o.gelu, gelu_grad - o.gelu_grad, sums - o.sums, added - o.added};
   }
 };
 Runs runs(Device card) {
   return {runs_of(nullptr, card), runs_of("cublasLt GELU_AUX_BIAS", card),
-          runs_of("cublasLt DGELU_BGRAD", card), runs_of("cublasLt BGRADB", card)};
+          runs_of("cublasLt DGELU_BGRAD", card), runs_of("cublasLt BGRADB", card),
+          runs_of("cublasLt DEFAULT + C", card)};
 }
 
-// GELU, its gradient and the sum of the gradients of attention's bias, in each of two blocks.
-TEST_F(EpiloguesOnCard, OfAStepOfTrainingInMixedPrecision) {
-  const DeviceScope scope(card_);
-  models::GptOptions options{.vocab = 16, .context = 8, .layers = 2, .heads = 2, .dim = 16};
+/// What the last of some steps of a GPT of one block runs, each of `micro_batches`; `ddp`: with
+/// a reducer.
+struct Trained {
+  std::vector<float> losses;
+  Runs last{};
+};
+Trained train(Device card, const char* skip, std::optional<DType> dtype, int micro_batches,
+              bool ddp = false) {
+  const DeviceScope scope(card);
+  models::GptOptions options{.vocab = 16, .context = 8, .layers = 1, .heads = 2, .dim = 16};
   options.bias = options.tanh_gelu = true;
-  constexpr int kSteps = 6;
-  const auto train = [&](const CompileOptions& how, std::vector<float>& losses) {
-    test::Training training(options);
-    auto step = compile(
-        [&](const Tensor& ids, const Tensor& targets) {
-          const Autocast cast(kBF16);
-          return training.step(ids, targets);
-        },
-        how);
-    Runs last{}, before{};
-    for (int k = 0; k < kSteps; ++k) {
-      const auto [ids, targets] = test::batch(k);
-      before = runs(card_);
-      losses.push_back(step(ids.to(card_), targets.to(card_))[0].cpu().item<float>());
-      last = runs(card_) - before;
-    }
-    EXPECT_EQ(step.report().unoptimised, "");
-    return last;
-  };
-  std::vector<float> apart, joined;
-  const Runs a = train({.skip = "epilogues"}, apart), b = train({}, joined);
-  for (int k = 0; k < kSteps; ++k) EXPECT_NEAR(joined[size_t(k)], apart[size_t(k)], 2e-2) << k;
-  if (a.all < 0) return;
-  EXPECT_EQ(a.gelu + a.gelu_grad + a.sums, 0);
-  EXPECT_EQ(b.gelu, 2);
-  EXPECT_EQ(b.gelu_grad, 2);
-  EXPECT_EQ(b.sums, 2);
-  EXPECT_EQ(b.all, a.all - 6) << "each of them was a kernel";
+  test::Training training(options);
+  std::shared_ptr<parallel::Reducer> reducer;
+  if (ddp) reducer = parallel::make_reducer(*training.model, {});
+  auto step = compile(
+      [&](const Tensor& ids, const Tensor& targets) {
+        std::optional<Autocast> cast;
+        if (dtype) cast.emplace(*dtype);
+        for (int k = 1; k < micro_batches; ++k) {
+          if (reducer) reducer->set_sync(false);
+          const auto part = [&](const Tensor& t) { return narrow(t, 0, k - 1, 1); };
+          training.model->loss(part(ids), part(targets)).backward();
+        }
+        if (reducer) reducer->set_sync(true);
+        return training.step(ids, targets);
+      },
+      {.skip = skip});
+  Trained t;
+  for (int k = 0; k < 6; ++k) {
+    const auto [ids, targets] = test::batch(k);
+    const Runs before = runs(card);
+    t.losses.push_back(step(ids.to(card), targets.to(card))[0].cpu().item<float>());
+    t.last = runs(card) - before;
+  }
+  EXPECT_EQ(step.report().unoptimised, "");
+  EXPECT_GE(step.report().replays, 3) << step.report().why_not;
+  return t;
+}
+void expect_close(const Trained& a, const Trained& b, double bound) {
+  for (size_t k = 0; k < a.losses.size(); ++k) EXPECT_NEAR(a.losses[k], b.losses[k], bound) << k;
+}
+
+// GELU, its gradient, the sum of the gradients of attention's bias, and casts of the gradients of
+// three more weights.
+TEST_F(EpiloguesOnCard, OfAStepOfTrainingInMixedPrecision) {
+  const Trained a = train(card_, "epilogues", kBF16, 1), b = train(card_, "", kBF16, 1);
+  expect_close(a, b, 2e-2);
+  if (a.last.all < 0) return;
+  EXPECT_EQ(a.last.gelu + a.last.gelu_grad + a.last.sums + a.last.added, 0);
+  EXPECT_EQ(b.last.gelu, 1);
+  EXPECT_EQ(b.last.gelu_grad, 1);
+  EXPECT_EQ(b.last.sums, 1);
+  EXPECT_EQ(b.last.all, a.last.all - 6) << "each of them was a kernel";
+}
+// Three micro-batches, with four weights each.
+TEST_F(EpiloguesOnCard, OfAStepWithMicroBatches) {
+  const Trained a = train(card_, "epilogues", {}, 3), b = train(card_, "", {}, 3);
+  expect_close(a, b, 2e-5);
+  if (a.last.all < 0) return;
+  EXPECT_EQ(a.last.added, 0);
+  EXPECT_EQ(b.last.added, 2 * 4);
+  EXPECT_EQ(b.last.sums, 1);
+  EXPECT_EQ(b.last.all, a.last.all - 4 - 1) << "a kernel added three gradients of each weight";
+}
+// Gradients lie in buckets, to which products add.
+TEST_F(EpiloguesOnCard, OfAStepWithBuckets) {
+  run_ranks(1, [&](ProcessGroup&) {
+    const Trained a = train(card_, "epilogues", {}, 3, true), b = train(card_, "", {}, 3, true);
+    expect_close(a, b, 2e-5);
+    if (a.last.all < 0) return;
+    EXPECT_EQ(a.last.added, 0);
+    EXPECT_EQ(b.last.added, 2 * 4);
+    EXPECT_LE(b.last.all, a.last.all - 2 * 4) << "each of them was a kernel";
+  });
+}
+
+// The precision of f32 products changes between two runs of a graph.
+TEST_F(EpiloguesOnCard, TF32IsFollowedByCompiledFunctions) {
+  const Tensor a = full({8, 16}, 1 + std::ldexp(1.0, -12), {.dtype = kF32, .device = card_}),
+               one = eye(16, {.dtype = kF32, .device = card_});
+  auto f = compile([&](const Tensor& x) { return matmul(matmul(x, one), one); });
+  const auto first = [&] { return f(a).cpu().values<float>()[0]; };
+  for (int k = 0; k < 5; ++k) EXPECT_GT(first(), 1);
+  EXPECT_EQ(f.report().device_graphs, 1);
+  set_float32_matmul_precision("high");
+  for (int k = 0; k < 5; ++k) EXPECT_EQ(first(), 1) << k;
+  set_float32_matmul_precision("highest");
+  EXPECT_GT(first(), 1);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "core/backend/cuda/cublaslt.h"
 #include "core/base/deterministic.h"
+#include "core/base/matmul_precision.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/contract.h"
 #include "core/ops/contract_epilogues.h"
@@ -181,6 +182,77 @@ TEST_F(CudaEpilogues, SumsOfOperands) {
     const Tensor turned = permute(values({24, 10}, t, 3), {1, 0});
     sums("an,ak->nk", false, turned, values({10, 16}, t, 4), "cublasLt BGRADB", 2);
   }
+}
+
+// A gradient is added to one that is there: in its dtype, or in f32 from 16 bits.
+TEST_F(CudaEpilogues, SumsWithWhatIsThere) {
+  for (DType t : kTypes)
+    for (DType to : {t, kF32}) {
+      if (t == kF64 && to == kF32) continue;
+      const Tensor g = values({2, 5, 24}, t, 1), x = values({2, 5, 16}, t, 2);
+      expect(contract_add_op(product("abn,abk->nk")), {g, x, values({24, 16}, to, 3)},
+             "cublasLt DEFAULT + C", 0);
+      expect(contract_add_op(product("bij,bjk->bik")),
+             {values({3, 4, 8}, t, 1), values({3, 8, 16}, t, 2), values({3, 4, 16}, to, 3)},
+             "cublasLt DEFAULT + C", 0);
+      if (to == t) continue;
+      Tensor of[] = {g, x};
+      const Tensor wide = dispatch1(contract_wide_op(product("abn,abk->nk")), of);
+      EXPECT_EQ(wide.dtype(), kF32);
+      expect(contract_wide_op(product("abn,abk->nk")), {g, x}, "cublasLt DEFAULT", 0);
+      sweep::expect_close(wide.cpu(), contract("abn,abk->nk", g.cpu().to(kF32), x.cpu().to(kF32)),
+                          1e-6, "not rounded to 16 bits");
+    }
+}
+// The sum lies where its term was, but never where a factor is.
+TEST_F(CudaEpilogues, SumsTakeTheMemoryOfTheirTerm) {
+  const PrimRef op = contract_add_op(product("ij,jk->ik"));
+  const auto at = [&](const Shape& a, const Shape& b) {
+    std::vector<Tensor> in{values(a, kF32, 1), values(b, kF32, 2), values({a[0], b[1]}, kF32, 3)};
+    const Tensor want = in[0].cpu().matmul(in[1].cpu()) + in[2].cpu();
+    const void* term = in[2].device_data();
+    const Tensor got = dispatch1(op, in);
+    sweep::expect_close(got.cpu(), want, 1e-6, "sum");
+    return got.device_data() == term;
+  };
+  EXPECT_TRUE(at({8, 16}, {16, 24}));
+  EXPECT_FALSE(at({16, 16}, {16, 16}));
+  Tensor w = values({16, 16}, kF32, 1), b = values({16, 16}, kF32, 2);
+  const Tensor want = w.cpu().matmul(b.cpu()) + w.cpu();
+  Tensor in[] = {w, b, w};
+  assign({&w, 1}, op, in);
+  sweep::expect_close(w.cpu(), want, 1e-6, "a factor that is overwritten");
+}
+
+// ---- TF32
+
+/// Products of f32 in a process that allows TF32, until this dies.
+struct AllowTF32 {
+  AllowTF32() { set_float32_matmul_precision("high"); }
+  ~AllowTF32() { set_float32_matmul_precision("highest"); }
+};
+TEST_F(CudaProducts, AreInTF32WhereThatIsAskedFor) {
+  // 1 + 2^-12 has 13 bits of mantissa, of which TF32 keeps 11.
+  const float exact = 1 + std::ldexp(1.0f, -12);
+  const auto first = [&](DType t) {
+    const Tensor a = full({8, 16}, exact, {kF32, device_of(0)}).to(t);
+    return matmul(a, eye(16, {.dtype = t, .device = device_of(0)}))
+        .cpu()
+        .to(kF64)
+        .values<double>()[0];
+  };
+  const int64_t tf32 = runs_of("cublasLt DEFAULT TF32");
+  EXPECT_EQ(first(kF32), exact);
+  EXPECT_EQ(runs_of("cublasLt DEFAULT TF32"), tf32);
+  {
+    const AllowTF32 high;
+    EXPECT_EQ(first(kF32), 1);
+    EXPECT_EQ(first(kF64), exact) << "other dtypes are what they were";
+    EXPECT_EQ(runs_of("cublasLt DEFAULT TF32"), tf32 >= 0 ? tf32 + 1 : tf32);
+    const OwnProducts own;
+    EXPECT_EQ(first(kF32), exact) << "our own kernels know no TF32";
+  }
+  EXPECT_EQ(first(kF32), exact);
 }
 
 TEST_F(CudaProducts, OfVectors) {

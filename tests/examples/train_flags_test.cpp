@@ -100,7 +100,7 @@ TEST_F(TrainFlags, BadInputGetsOneClearLine) {
       {"--sample 10 --steps 1", "--sample"},
       {"--schedule spiral --steps 5", "spiral"},
       {"--precision fp16 --deterministic --steps 1", "Use bf16 or fp32"},
-      {"--precision fp8 --steps 1", "expected fp32, bf16 or fp16"},
+      {"--precision fp8 --steps 1", "expected fp32, tf32, bf16 or fp16"},
       {"--precision bf16 --exact-contraction --steps 1", "--exact-contraction"},
       {"--epochs inf", "--epochs: inf is not finite"},
       {"--epochs 1e300 --data " + data(), "--epochs 1e+300"},

@@ -1,6 +1,7 @@
 // The calls that compute, and those that say how they would. A product is an op of the virtual
 // driver's scheduler, which is told of every byte that it reads and writes. The names of these ops,
-// which counters and VGPU_FAIL know, are "cublasLt" and the epilogue: "cublasLt GELU_AUX_BIAS".
+// which counters and VGPU_FAIL know, are "cublasLt" and the epilogue, "cublasLt GELU_AUX_BIAS", and
+// what else is not plain: "cublasLt DEFAULT + C", "cublasLt DEFAULT TF32".
 #include <algorithm>
 #include <cstring>
 
@@ -216,7 +217,11 @@ Status cublasLtMatmul(Handle handle, Product product, const void* alpha, const v
   const Operands o{a, b, c, d, workspace, scalar(p, alpha), scalar(p, beta)};
   if (const std::string why = wrong_addresses(p, *way, o, workspace_bytes); !why.empty())
     return refuse(Status::kInvalidValue, __func__, why);
-  Work work{"cublasLt " + epilogue_name(p.product.epilogue), {}, {}};
+  Work work{"cublasLt " + epilogue_name(p.product.epilogue) +
+                (p.product.compute == kCompute32FFastTF32 ? " TF32" : "") +
+                (o.beta != 0 ? " + C" : ""),
+            {},
+            {}};
   add_uses(work.uses, p.a, a, p.batch, kVgpuRead);
   add_uses(work.uses, p.b, b, p.batch, kVgpuRead);
   if (o.beta != 0) add_uses(work.uses, p.c, c, p.batch, kVgpuRead);

@@ -10,6 +10,7 @@
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
+#include "core/dispatch/call.h"
 #include "core/ops/contract_epilogues.h"
 #include "core/primitive/primitive_of.h"
 
@@ -93,7 +94,8 @@ Tensor with_summed_last(const Tensor& t, std::string& word, const std::string& s
   return copy;
 }
 
-// out = a b; whether the epilogue, where there is one, was computed too.
+// out = a b; whether the epilogue, where there is one, was computed too. Where it was not and adds
+// to `out`, nothing was computed.
 bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const Epilogue& epilogue,
               const Stream& stream) {
   if (out.numel() == 0) return !epilogue;
@@ -113,16 +115,18 @@ bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const
   for (const Loop& l : nest.batch)
     extents.push_back(l.extent), in_c.push_back(l.c), in_a.push_back(l.a), in_b.push_back(l.b);
   auto list = [](const auto& v) { return std::span<const int64_t>(v.begin(), v.size()); };
-  const DType t = a.dtype();
+  const DType t = a.dtype(), to = out.dtype();
   const int64_t summed = nothing_summed ? 0 : k.extent;
   const Matrices left{a.device_data(), m.a, k.a, list(in_a)},
       right{b.device_data(), k.b, n.b, list(in_b)};
   const auto by_library = [&](const Epilogue& e) {
-    return library_product(t, list(extents), m.extent, n.extent, summed,
+    return library_product(t, to, list(extents), m.extent, n.extent, summed,
                            {out.device_data(), m.c, n.c, list(in_c)}, left, right, stream, e);
   };
   if (!s.leaves) {  // a sum in the order of leaves is our own kernel's alone
-    if (epilogue && one_row && by_library(epilogue)) return true;
+    if (epilogue && (one_row || epilogue.kind == Epilogue::kAdd) && by_library(epilogue))
+      return true;
+    if (epilogue.kind == Epilogue::kAdd) return false;
     if (by_library({})) return false;
   }
   auto by_kernels = [&](const Matrices& c, const MatmulSum& sum) {
@@ -136,7 +140,8 @@ bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const
                : matmul_parts(t, out.numel() / (m.extent * n.extent), m.extent, n.extent, summed);
   if (parts == 1) {
     const int64_t leaves = s.leaves ? s.leaves_of(summed) : 0;
-    return by_kernels({out.device_data(), m.c, n.c, list(in_c)}, {.leaves = leaves});
+    return by_kernels({out.device_data(), m.c, n.c, list(in_c)},
+                      {.leaves = leaves, .wide = to != t});
   }
   // Parts of the sum, dense and in f32 at least, are joined and put where the result has them.
   Loops loops = nest.batch;
@@ -157,7 +162,7 @@ bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const
   }
   const Tensor sum = empty(shape, wide, stream.device);
   reduce_to("sum", partial, sum, 1, parts, size, stream);
-  convert(sum, Tensor({shape, strides, t, stream.device}, out.storage(), out.offset()), stream);
+  convert(sum, Tensor({shape, strides, to, stream.device}, out.storage(), out.offset()), stream);
   return false;
 }
 
@@ -213,6 +218,22 @@ void run_sums(const Primitive& prim, std::span<const Tensor> in, std::span<const
   reduce_dims("sum", dense, mask, out[1], stream);
 }
 
+// The sum may take the place of what is added; not of a factor that happens to have its layout.
+void plan_add(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
+  const auto is_like_out = [&](const Tensor& t) { return same_layout(t.meta(), out[0]); };
+  plan.dense_in = 4;
+  plan.in_place = plan.assign_in_place = std::ranges::none_of(in.first(2), is_like_out);
+}
+void run_add(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+             Workspace, const Stream& stream) {
+  const auto& a = attributes_of<ContractAttributes>(prim);
+  const Epilogue add{.kind = Epilogue::kAdd, .addend = in[2].device_data()};
+  if (multiply(a, in[0], in[1], out[0], add, stream)) return;
+  const Tensor product = empty(out[0].shape(), out[0].dtype(), out[0].device());
+  multiply(a, in[0], in[1], product, {}, stream);
+  compute("add", {product, in[2]}, out[0], stream);
+}
+
 }  // namespace
 
 void register_contract(KernelTable& table) {
@@ -222,6 +243,8 @@ void register_contract(KernelTable& table) {
   table.add(register_cuda(), "contract_gelu_grad",
             {.plan = plan_third_dense, .run = run_gelu_grad});
   table.add(register_cuda(), "contract_sums", {.run = run_sums});
+  table.add(register_cuda(), "contract_wide", {.run = run_contract});
+  table.add(register_cuda(), "contract_add", {.plan = plan_add, .run = run_add});
 }
 
 }  // namespace tessera::cuda
