@@ -222,6 +222,11 @@ TEST_F(EpiloguesOnCard, NotWhereAnotherReadsTheProductOrItsOperandsChange) {
   EXPECT_EQ(added(after_a_write, Phase::kBackward), 0);
   const auto read_twice = [](Tensor p, Tensor, Tensor sum) { add_(sum, p), add_(sum, p * p); };
   EXPECT_EQ(added(read_twice, Phase::kBackward), 0);
+  const auto twice = [](Tensor p, Tensor, Tensor sum) {
+    Tensor terms[] = {p, p};
+    assign({&sum, 1}, pointwise_primitive("add"), terms);
+  };
+  EXPECT_EQ(added(twice, Phase::kBackward), 0);
   const auto fused = [](Tensor p, Tensor, Tensor sum) { assign_(sum, (sum + p) * 2.0); };
   EXPECT_EQ(added(fused, Phase::kBackward), 0) << "the factor's kernel adds";
   {
@@ -233,6 +238,17 @@ TEST_F(EpiloguesOnCard, NotWhereAnotherReadsTheProductOrItsOperandsChange) {
     EXPECT_EQ(count(g, "contract_add"), 1) << "the second adds to the first";
     EXPECT_EQ(g.nodes.back().prim->name(), "contract_add") << to_string(g);
   }
+  // Casts that are kernels of their own, and those that other kernels make.
+  const auto wide = [&](double factor) {
+    Trace trace({.inputs = in});
+    const Scoped<Phase> now(context().phase, Phase::kBackward);
+    const Tensor p = matmul(in[0], in[1]).to(kF32);
+    Graph g = trace.finish(Tensors{factor == 1 ? p : p * factor});
+    run_passes(g);
+    return count(g, "contract_wide");
+  };
+  EXPECT_EQ(wide(1), 1);
+  EXPECT_EQ(wide(2), 0);
   // A sum that is needed before the other operand of the product is there.
   Trace trace({.inputs = in});
   const Tensor s = sum(in[0], {0}, true), x = matmul(s, in[1]);

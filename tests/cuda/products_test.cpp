@@ -138,6 +138,7 @@ class CudaEpilogues : public CudaProducts {
       sweep::expect_close(got[i].cpu(), exact[i], tolerance(in[0].dtype()) * 8, "decomposition");
     }
   }
+  static int64_t library_runs_with_c() { return runs_of("cublasLt DEFAULT + C"); }
   static ContractAttributes product(const char* spec) {
     ContractAttributes c;
     c.parse(spec);
@@ -210,17 +211,23 @@ TEST_F(CudaEpilogues, SumsTakeTheMemoryOfTheirTerm) {
   const auto at = [&](const Shape& a, const Shape& b) {
     std::vector<Tensor> in{values(a, kF32, 1), values(b, kF32, 2), values({a[0], b[1]}, kF32, 3)};
     const Tensor want = in[0].cpu().matmul(in[1].cpu()) + in[2].cpu();
-    const void* term = in[2].device_data();
+    const void* at[] = {in[0].device_data(), in[1].device_data(), in[2].device_data()};
+    const int64_t before = library_runs_with_c();
     const Tensor got = dispatch1(op, in);
+    EXPECT_EQ(library_runs_with_c(), before >= 0 ? before + 1 : before);
     sweep::expect_close(got.cpu(), want, 1e-6, "sum");
-    return got.device_data() == term;
+    EXPECT_NE(got.device_data(), at[0]);
+    EXPECT_NE(got.device_data(), at[1]);
+    return got.device_data() == at[2];
   };
   EXPECT_TRUE(at({8, 16}, {16, 24}));
   EXPECT_FALSE(at({16, 16}, {16, 16}));
   Tensor w = values({16, 16}, kF32, 1), b = values({16, 16}, kF32, 2);
   const Tensor want = w.cpu().matmul(b.cpu()) + w.cpu();
   Tensor in[] = {w, b, w};
+  const int64_t before = library_runs_with_c();
   assign({&w, 1}, op, in);
+  EXPECT_EQ(library_runs_with_c(), before >= 0 ? before + 1 : before);
   sweep::expect_close(w.cpu(), want, 1e-6, "a factor that is overwritten");
 }
 

@@ -95,6 +95,17 @@ void add_epilogue_uses(std::vector<Use>& uses, const Problem& p, bool writes) {
                     static_cast<size_t>(s.aux_leading) * bits / 8, static_cast<size_t>(p.n), kind});
 }
 
+/// Whether two operands of a batch may share memory: what is from the first element to the last is
+/// compared.
+bool overlap(const Matrices& x, const void* at_x, const Matrices& y, const void* at_y,
+             int64_t batch) {
+  const auto end = [batch](const Matrices& m, const void* at) {
+    const int64_t elements = (batch - 1) * m.stride + (m.runs() - 1) * m.leading + m.run();
+    return address(at) + static_cast<DevicePtr>(elements * bytes_of(m.type));
+  };
+  return address(at_x) < end(y, at_y) && address(at_y) < end(x, at_x);
+}
+
 /// "" or what is wrong with the addresses.
 std::string wrong_addresses(const Problem& p, const Way& way, const Operands& o,
                             size_t workspace_bytes) {
@@ -120,6 +131,8 @@ std::string wrong_addresses(const Problem& p, const Way& way, const Operands& o,
            std::to_string(way.id) + " needs " + std::to_string(needed);
   if (address(o.workspace) % kWorkspaceAlignment)
     return "the workspace is not aligned to " + std::to_string(kWorkspaceAlignment) + " bytes";
+  if (overlap(p.a, o.a, p.d, o.d, p.batch) || overlap(p.b, o.b, p.d, o.d, p.batch))
+    return "D is in the memory of A or B";
   if (o.c == o.d && p.c.leading != p.d.leading) return "C is D, with another layout";
   if ((p.sums_result() || p.sums_operand()) && (o.alpha != 1 || o.beta != 0))
     return "alpha and beta with the gradient of a bias are not emulated";
