@@ -201,6 +201,9 @@ TEST_F(CudaEpilogues, SumsWithWhatIsThere) {
       const Tensor wide = dispatch1(contract_wide_op(product("abn,abk->nk")), of);
       EXPECT_EQ(wide.dtype(), kF32);
       expect(contract_wide_op(product("abn,abk->nk")), {g, x}, "cublasLt DEFAULT", 0);
+      // Our own kernels sum this in parts.
+      expect(contract_wide_op(product("an,ak->nk")),
+             {values({8192, 8}, t, 4), values({8192, 8}, t, 5)}, "cublasLt DEFAULT", 0);
       sweep::expect_close(wide.cpu(), contract("abn,abk->nk", g.cpu().to(kF32), x.cpu().to(kF32)),
                           1e-6, "not rounded to 16 bits");
     }
@@ -354,6 +357,26 @@ TEST(CudaProductsChild, DISABLED_Capture) {
   matmul(a, b);
   std::printf("nodes %d, runs %d\n", int(nodes), int(library_runs() - before));
 }
+/// Sums and gradients whose operands are results as well. Not a test by itself, either.
+TEST(CudaProductsChild, DISABLED_Join) {
+  register_cuda();
+  ContractAttributes c;
+  c.parse("an,ak->nk");
+  Tensor in[] = {values({8, 24}, kBF16, 1), values({8, 16}, kBF16, 2), values({24, 16}, kF32, 3)};
+  const Tensor cpu[] = {in[0].cpu(), in[1].cpu(), in[2].cpu()};
+  const void* term = in[2].device_data();
+  const Tensor sum = dispatch1(contract_add_op(c), in);
+  EXPECT_EQ(sum.device_data(), term);
+  sweep::expect_close(sum.cpu(), contract_add_op(c)->decompose(cpu)[0], 1e-5, "sum");
+  c.parse("ak,kn->an");
+  Tensor of[] = {values({8, 16}, kBF16, 1), values({16, 24}, kBF16, 2), values({24}, kBF16, 3)};
+  const Tensor on_cpu[] = {of[0].cpu(), of[1].cpu(), of[2].cpu()};
+  const Tensors got = dispatch(contract_gelu_op(c), of),
+                want = contract_gelu_op(c)->decompose(on_cpu);
+  for (size_t i = 0; i < 2; ++i) sweep::expect_close(got[i].cpu(), want[i], 3e-2, "GELU");
+  std::printf("joined %d\n",
+              int(runs_of("cublasLt DEFAULT + C") + runs_of("cublasLt GELU_AUX_BIAS")));
+}
 std::string multiply_with(const TempFolder& folder, const std::string& environment = "") {
   return output_of(child_command(folder, "CudaProductsChild.DISABLED_Multiply", environment));
 }
@@ -433,6 +456,22 @@ TEST_F(CudaProductsAlone, AreTimedOnceOnAMachine) {
       fmt::format("TESSERA_CUDA_TIME_PRODUCTS=1 TESSERA_COMPILE_CACHE={}", kept.str());
   expect(multiply_with(folder_, environment), 2 * 4 * 4 + 3, 0, "");
   expect(multiply_with(folder_, environment), 3, 0, "");
+}
+
+// Two joined products with four suggestions each, timed and not; and as ours.
+TEST_F(CudaProductsAlone, JoinedProductsAreTimedAndReplacedToo) {
+  for (const auto& [environment, runs] :
+       {std::pair("", 2), std::pair("TESSERA_CUDA_TIME_PRODUCTS=1", 2 * 4 * 4 + 2),
+        std::pair("VGPU_FAIL=cublasLtMatmul:1:15", 1),
+        std::pair("VGPU_FAIL=cublasLtMatmul:2:15", 1),
+        std::pair("TESSERA_CUDA_LIBRARY_PRODUCTS=0", 0)}) {
+    TempFolder kept;
+    const std::string output = output_of(
+        child_command(folder_, "CudaProductsChild.DISABLED_Join",
+                      fmt::format("{} TESSERA_COMPILE_CACHE={}", environment, kept.str())));
+    EXPECT_NE(output.find("[  PASSED  ] 1 test"), output.npos) << environment << output;
+    EXPECT_NE(output.find(fmt::format("joined {}\n", runs)), output.npos) << environment << output;
+  }
 }
 
 // A capture may not wait: the product is the first suggestion there, and is timed at its next use.

@@ -32,7 +32,7 @@ MODELS = {
     "mlp": ([], 52, 37, 2),
     "gpt-nano": (GPT, 191, 158, 2),
     "resnet18": (["--image-size", "32", "--set", "width=8"], 653, 403, 2),
-    "bert-mini": (GPT, 298, 241, 2),
+    "bert-mini": (GPT, 298, 240, 2),
 }
 
 
