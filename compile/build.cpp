@@ -18,9 +18,14 @@
 namespace tessera::compiler {
 namespace {
 
+constexpr const char* kMakeKernels = "decompose,fuse";  // passes whose ops need generated code
+
+std::string joined(const std::string& a, const std::string& b) {
+  return a + (a.empty() || b.empty() ? "" : ",") + b;
+}
 std::string passes_to_skip(const CompileOptions& options) {
-  std::string more = env::get("TESSERA_COMPILE_SKIP");
-  return options.skip + (options.skip.empty() || more.empty() ? "" : ",") + more;
+  const bool bare = options.mode == CompileMode::kReduceOverhead;
+  return joined(joined(options.skip, env::get("TESSERA_COMPILE_SKIP")), bare ? kMakeKernels : "");
 }
 
 // The program's own passes come first, then those of pipeline(), or `instead` in their place.
@@ -150,6 +155,14 @@ Graph within_memory(const Graph& graph, size_t limit, std::string_view skip,
 
 }  // namespace
 
+CompileMode parse_compile_mode(std::string_view text) {
+  if (text == "default") return CompileMode::kDefault;
+  if (text == "reduce-overhead") return CompileMode::kReduceOverhead;
+  if (text == "max-autotune") return CompileMode::kMaxAutotune;
+  throw UserError(fmt::format(
+      "compile: unknown mode \"{}\"; expected default, reduce-overhead or max-autotune", text));
+}
+
 Executor build(Graph graph, const CompileOptions& options, int number, std::string* unoptimised,
                std::span<const Pass> instead) {
   const std::string skip = passes_to_skip(options);
@@ -172,14 +185,15 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
     return Executor(std::move(graph));
   }
   dump(fused, options, number, "optimised");
+  const bool tunes = options.mode == CompileMode::kMaxAutotune;
   try {
     add_code(fused);
-    return Executor(std::move(fused));
+    return Executor(std::move(fused), nullptr, tunes);
   } catch (const std::exception& e) {
     logging::warn("compile: {}; {} runs without generated kernels", e.what(), options.name);
   }
-  run_passes(graph, skip + (skip.empty() ? "" : ",") + "decompose,fuse", passes);
-  return Executor(std::move(graph));
+  run_passes(graph, joined(skip, kMakeKernels), passes);
+  return Executor(std::move(graph), nullptr, tunes);
 }
 
 bool SizedBuilder::add_code(Graph& graph, FunctionRef<std::vector<Graph>()> probes) {
@@ -217,7 +231,7 @@ Executor SizedBuilder::build(const Graph& graph, FunctionRef<std::vector<Graph>(
     logging::warn("compile: {}; {} runs without generated kernels", e.what(), options_.name);
   }
   fused = graph;
-  run_passes(fused, skip + (skip.empty() ? "" : ",") + "decompose,fuse", passes);
+  run_passes(fused, joined(skip, kMakeKernels), passes);
   return Executor(std::move(fused), arena_);
 }
 

@@ -1,6 +1,8 @@
 // The options of compile().
 #pragma once
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compile/ir/pass.h"
@@ -8,9 +10,20 @@
 
 namespace tessera::compiler {
 
+/// What compiling is for. In every mode a device that captures runs a step as few launches.
+enum class CompileMode : uint8_t {
+  kDefault,         // ops become generated kernels
+  kReduceOverhead,  // no code is generated, so that no compiler is needed
+  kMaxAutotune,     // as kDefault; steps of a device also run beside each other on several streams
+                    // where that was faster, which the first steps measure
+};
+/// Parses "default", "reduce-overhead" or "max-autotune"; throws UserError naming the text.
+CompileMode parse_compile_mode(std::string_view text);
+
 struct CompileOptions {
   std::string name = "step";            // in logs and reports
   std::vector<NamedTensor> names = {};  // of parameters and state, for readable graphs
+  CompileMode mode = CompileMode::kDefault;
   // Passes to leave out, by name and separated by commas; TESSERA_COMPILE_SKIP adds to them.
   std::string skip = {};
   // The program's own passes. They run in this order on the graph as it was recorded, before those

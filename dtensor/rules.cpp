@@ -112,7 +112,7 @@ void make_whole(std::vector<Tensor>& rows, const DeviceMesh& mesh) {
   std::vector<Tensor> parts;
   int64_t gap = 0;
   auto fill_gap = [&] {
-    if (gap > 0) parts.push_back(zeros({std::exchange(gap, 0)}, {kF64}));
+    if (gap > 0) parts.push_back(zeros({std::exchange(gap, 0)}, {kF64, rows[0].device()}));
   };
   for (const Tensor& r : rows) {
     const ShardSpec* s = spec_of(r);

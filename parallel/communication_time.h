@@ -13,16 +13,20 @@ class CommunicationTime {
   /// If a collective is still to fill `t`, it will be counted once it is done.
   void add(const Tensor& t) {
     if (!t.storage()) return;
-    if (auto* work = dynamic_cast<Work*>(t.storage()->ready().get())) works_.emplace_back(work);
+    auto* work = dynamic_cast<Work*>(t.storage()->ready().get());
+    if (!work) return;
+    works_.emplace_back(work);
+    on_device_ = !t.storage()->host_addressable();
   }
   /// Counts the collectives that are done.
   void count() { count(false); }
   /// Forgets collectives in progress without counting them.
   void forget() { works_.clear(); }
   /// Returns the time since the last call, waits for peers included. Waits for collectives in
-  /// progress and throws the error of one that failed.
+  /// progress, but for those of a device, which count at a later call. Throws the error of one that
+  /// failed.
   double take_ms() {
-    count(true);
+    count(!on_device_);
     return std::exchange(ms_, 0);
   }
 
@@ -37,6 +41,7 @@ class CommunicationTime {
   }
 
   std::vector<Ref<Work>> works_;
+  bool on_device_ = false;
   double ms_ = 0;
 };
 

@@ -21,7 +21,7 @@ class DataParallel {
   virtual void set_sync(bool sync) = 0;
   virtual bool sync() const = 0;
   /// How long collectives were executing since the last call, waits for peers included; 0 with one
-  /// rank. Waits for collectives in progress.
+  /// rank. Waits for collectives in progress on the CPU; those of a device count at a later call.
   virtual double communication_ms() = 0;
   /// Stops synchronising running statistics: each rank keeps its own from now on.
   void leave_buffers() {

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
 #include "parallel/fsdp_state.h"
 #include "parallel/path_pattern.h"
@@ -139,6 +140,11 @@ void State::plan(Param& p) const {
                 "fully_shard: the gradient of {} goes to another wrapper already (ddp or "
                 "fully_shard); wrap a model once",
                 p.name);
+  p.device = old.device().is_meta() ? default_device() : old.device();
+  TESSERA_CHECK(!options_.offload || !runtime_of(p.device).host_addressable(),
+                "fully_shard: offload of {}, which is in memory of the host already ({}); leave "
+                "offload out, or make the model on a device",
+                p.name, to_string(p.device));
   p.cut = Layout(size_t(dp.ndim()), Replicate());
   p.cut.back() = Shard(dim);
   p.mesh = dp;
@@ -164,18 +170,28 @@ void State::plan(Param& p) const {
                    describe(old), to_string(layout), p.mesh.to_string());
 }
 
+// The piece in memory of the host from which the device copies; without values where it has none.
+Tensor State::offloaded(const Param& p, const Tensor& piece) const {
+  const Meta meta = Meta::contiguous(piece.shape(), piece.dtype(), kCPU);
+  return piece.device().is_meta() ? empty_in(meta, runtime_of(p.device).host_allocator())
+                                  : transferred(piece, kCPU);
+}
+
 // Replaces the parameter by this rank's piece.
 void State::shard(Param& p, Module& model) {
   Tensor old = p.sharded, whole = old.is_sharded() ? to_local(old.detach()) : old.detach();
   Tensor piece = to_local(distribute(whole, options_.mesh, p.cut));
-  if (piece.device().is_meta()) piece = empty(piece.shape(), piece.dtype(), default_device());
+  if (options_.offload)
+    piece = offloaded(p, piece);
+  else if (piece.device().is_meta())
+    piece = empty(piece.shape(), piece.dtype(), p.device);
   Layout layout = p.cut;
   layout.append(p.rest_layout.begin(), p.rest_layout.end());
   p.sharded = from_local(piece, p.mesh, layout, old.shape());
   // Code outside of here sees shape and history of the leaf that forward will use, not the cuts
   // along the data-parallel axes.
   DType t = options_.precision.param.value_or(old.dtype());
-  Tensor shape_only(Meta::contiguous(whole.shape(), t, piece.device()), nullptr);
+  Tensor shape_only(Meta::contiguous(whole.shape(), t, p.device), nullptr);
   p.leaf =
       p.rest.defined() ? from_local(shape_only, p.rest, p.rest_layout, old.shape()) : shape_only;
   if (old.requires_grad()) p.leaf.requires_grad_(), p.sharded.requires_grad_();

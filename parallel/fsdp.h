@@ -39,6 +39,10 @@ struct FsdpOptions {
   bool reshard_after_forward = true;  // false: groups stay gathered until their backward
   bool prefetch = true;               // gather the next group while this one computes
   MixedPrecision precision = {};
+  /// Whether what a rank holds stays in memory of the host: parameters, their reduced gradients,
+  /// and so the optimizer's state and its steps, which the CPU computes. The device holds what is
+  /// gathered, and whole gradients until they are reduced. For models on a device.
+  bool offload = false;
   /// Whether micro-batches are summed in a balanced tree, so that the bits do not depend on how
   /// many of them a rank has (powers of two). Micro-batches are then assigned to ranks by
   /// data::Deal::kReduceThenAccumulate.
@@ -50,7 +54,7 @@ struct FsdpOptions {
 
 /// The bytes that parameters and gradients take on this rank.
 struct FsdpMemory {
-  int64_t sharded = 0;   // parameters
+  int64_t sharded = 0;   // parameters; with offload: in memory of the host
   int64_t gathered = 0;  // whole parameters that are alive
   int64_t gathered_peak = 0;
   int64_t gradients = 0;  // whole gradients that are alive
@@ -75,8 +79,8 @@ class Fsdp : public DataParallel {
 /// Call it before the optimizer is made (one made before refuses its first step). Parameters must
 /// be equal on all ranks (drawn from one seed) or on the meta device; the latter get memory, for
 /// parameters only that of this rank's piece, and no values until model.init(seed) or a checkpoint
-/// fills them. Throws UserError for a parameter that fully_shard has sharded already, and
-/// ShardingError where a dim cannot be sharded; the model is then unchanged.
+/// fills them. Throws UserError for a parameter that fully_shard has sharded already, and for
+/// offload from the CPU; ShardingError where a dim cannot be sharded. The model is then unchanged.
 ///
 /// grad(loss, parameters) returns sharded, reduced gradients; hooks of a parameter see its sharded
 /// gradient of each backward after the reduction. When a backward fails on a rank, the groups are

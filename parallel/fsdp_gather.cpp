@@ -61,6 +61,15 @@ bool is_at(const Tensor& t, const Storage* values, uint32_t version) {
 
 }  // namespace
 
+// This rank's piece on the device of the whole weight, and in its dtype.
+Tensor State::to_gather(const Param& p) const {
+  const DType dtype = options_.precision.param.value_or(p.sharded.dtype());
+  if (!options_.offload) return cast(p.sharded.detach(), dtype);
+  StreamScope beside(copies(p, kUp));
+  const Tensor piece = cast(local_of(p.sharded).detach().to(p.device), dtype);
+  return from_local(piece, p.mesh, layout_of(p.sharded), p.sharded.shape());
+}
+
 // Starts the gather of one parameter, whose values may be pending. Its ops belong to the parameter,
 // not to the module whose forward or backward prefetches.
 void State::gather(size_t group, size_t param) {
@@ -70,12 +79,11 @@ void State::gather(size_t group, size_t param) {
   Scoped<uint64_t> of_no_node(context().grad_node, 0);
   p.values = local_of(p.sharded).storage();
   p.version = p.values->version();
-  Tensor shards = p.sharded.detach();
-  if (options_.precision.param) shards = cast(shards, *options_.precision.param);
-  Tensor whole = to_local(redistribute(shards, p.whole));
+  Tensor whole = to_local(redistribute(to_gather(p), p.whole));
   p.full_version = whole.storage()->version();
   if (grad_enabled() || context().phase == Phase::kBackward) time_.add(whole);
-  bool keep = g.is_root || !options_.reshard_after_forward || process_group().size() == 1;
+  const bool is_whole = process_group().size() == 1 && !options_.offload;
+  bool keep = g.is_root || !options_.reshard_after_forward || is_whole;
   if (!keep && grad_enabled())
     whole.storage()->set_recipe(Ref<Recipe>(new GatherAgain(weak_from_this(), group, param, p)));
   p.full = p.rest.defined() ? from_local(whole, p.rest, p.rest_layout, p.sharded.shape())
@@ -92,6 +100,10 @@ bool State::stale(const Group& g) const {
 }
 
 void State::gather(Group& g) {
+  TESSERA_CHECK(
+      !options_.offload || !context().records,
+      "fully_shard: offloaded parameters in a compiled function, which runs on one device; "
+      "leave offload or compile() out");
   bool unfit = grad_enabled() && !g.recorded;  // a forward that was not recorded gathered it
   if (g.gathered && (unfit || stale(g))) keep_written(g), let_go(g);
   if (g.gathered) return;

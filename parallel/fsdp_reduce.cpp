@@ -50,6 +50,7 @@ void State::complete(Group& g) {
     if (!p.trainable()) continue;
     p.reduced = reduced(p, p.gradient);
     time_.add(local_of(p.reduced));
+    if (options_.offload) p.reduced = downloaded(p, p.reduced);
     on_their_way_.push_back(&p);
   }
 }
@@ -58,6 +59,13 @@ void State::complete(Group& g) {
 // gradient.
 Tensor State::reduced(const Param& p, Tensor grad) const {
   return redistribute(from_local(grad, p.mesh, p.term, p.sharded.shape()), layout_of(p.sharded));
+}
+
+// The piece in memory of the host, pending: it is copied when it has been reduced.
+Tensor State::downloaded(const Param& p, const Tensor& piece) const {
+  StreamScope beside(copies(p, kDown));
+  const Tensor local = cast(to_local(piece), p.sharded.dtype()).to(kCPU);
+  return from_local(local, p.mesh, layout_of(p.sharded), p.sharded.shape());
 }
 
 void State::drop_gradient(Param& p) {
@@ -70,10 +78,10 @@ void State::finish_oldest_reduction() {
   Param& p = *on_their_way_.front();
   on_their_way_.pop_front();
   Tensor piece = std::exchange(p.reduced, {});
-  // A recorder has deferred some reductions; those are not waited for, since its graph plans
-  // memory.
+  // Until then the whole gradient is read. On a device whoever gets its memory waits there. A
+  // recorder has deferred some reductions; those are not waited for, since its graph plans memory.
   Storage& local = *local_of(piece).storage();
-  if (dynamic_cast<Work*>(local.ready().get())) local.wait_ready();
+  if (local.host_addressable() && dynamic_cast<Work*>(local.ready().get())) local.wait_ready();
   drop_gradient(p);
   accumulate(p, after_hooks(*grad_meta(p.sharded), cast(piece, p.sharded.dtype())));
 }
@@ -176,7 +184,8 @@ Tensor State::converted(int slot, Tensor grad) {
   if (size_t(slot) >= places_.size()) return grad;
   if (p.rest.defined()) grad = to_local(redistribute(grad, p.rest_layout));
   if (options_.precision.reduce) grad = cast(grad, *options_.precision.reduce);
-  return cast(reduced(p, grad), p.sharded.dtype());
+  const Tensor piece = reduced(p, grad);
+  return options_.offload ? downloaded(p, piece) : cast(piece, p.sharded.dtype());
 }
 
 void State::grad_finished(const std::string& failure) {

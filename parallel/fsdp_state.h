@@ -12,6 +12,7 @@
 
 #include "collectives/process_group.h"
 #include "core/autograd/graph.h"
+#include "core/tensor/device_runtime.h"
 #include "parallel/communication_time.h"
 #include "parallel/fsdp.h"
 
@@ -21,6 +22,7 @@ struct Param {
   std::string name;
   std::vector<Tensor*> slots;  // where modules of the model hold it
   Tensor sharded;              // sharded over all axes, data-parallel ones included
+  Device device;               // of the whole weight; with offload `sharded` is on the CPU
   DeviceMesh mesh;             // of `sharded`
   Layout cut;                  // its layout along the data-parallel axes
   Layout whole, term;          // over `mesh`: of the gathered weight, of a rank's gradient
@@ -83,6 +85,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   // fsdp.cpp: making
   void make_groups(nn::Module& model);
   void plan(Param& p) const;
+  Tensor offloaded(const Param& p, const Tensor& piece) const;
   void shard(Param& p, nn::Module& model);
   void own_gradient(const Tensor& leaf, size_t slot);
 
@@ -95,6 +98,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void check_model(const char* what) const;
   void gather(Group& g);
   void gather(size_t group, size_t param);
+  Tensor to_gather(const Param& p) const;
   bool stale(const Group& g) const;
   void release(Group& g);
   void let_go(Group& g);
@@ -107,6 +111,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   // fsdp_reduce.cpp: gradients
   void complete(Group& g);
   Tensor reduced(const Param& p, Tensor grad) const;
+  Tensor downloaded(const Param& p, const Tensor& piece) const;
   void finish_oldest_reduction();
   void accumulate(Param& p, Tensor piece);
   void accumulate_directly(Param& p, Tensor piece);
@@ -118,8 +123,13 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
     auto [group, index] = places_[size_t(slot) % places_.size()];
     return groups_[group].params[index];
   }
+  /// For copies of `p` beside the kernels of its device.
+  Stream copies(const Param& p, int turn) const {
+    return runtime_of(p.device).copy_stream(p.device.index, turn);
+  }
   ProcessGroup& process_group() const { return *options_.mesh.group(options_.mesh.ndim() - 1); }
 
+  static constexpr int kDown = 2, kUp = 3;  // turns of copy streams; a loader has 0 and 1
   FsdpOptions options_;
   nn::HookHandle root_;  // of the model, which may be destroyed while a program keeps this
   std::vector<Group> groups_;

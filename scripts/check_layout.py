@@ -154,6 +154,7 @@ NOT_LIMITS = {
     "core/backend/cuda/ops/indexing.cpp": "kManyLines kShortLine",
     "core/backend/cuda/cublaslt.cpp": "kOldest",
     "core/backend/cuda/cudnn.cpp": "kOldest",
+    "core/backend/cuda/cudnn/engine_choice.cpp": "kMostTimed kTimedRuns",
     "core/backend/cuda/cudnn/graph.cpp": "kMostKnobs",
     "core/backend/cuda/cudnn/graphs.cpp": "kWidest kPack kTile kLastWrong",
     "core/backend/cuda/cudnn/plans.cpp": "kMostPlans",

@@ -1,5 +1,5 @@
-// A group in front of another group, which sees every call before it is passed on. A subclass
-// overrides only submit. Sub-groups get the same decoration.
+// A group in front of another group, which sees every call before it is passed on; calls are
+// therefore not captured. A subclass overrides only submit. Sub-groups get the same decoration.
 #pragma once
 #include "collectives/process_group.h"
 

@@ -49,6 +49,10 @@ PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx);
 /// (DeviceRuntime::has_epilogues). It is then added before the product is rounded to 16 bits, so a
 /// deterministic graph is left as it is.
 void join_bias(Graph& graph);
+/// Lets a convolution of 16-bit floats give the moments of its result to the batch-norm behind it,
+/// on devices with a kernel for that. Sums are in another order, so a deterministic graph is left
+/// as it is.
+void join_stats(Graph& graph);
 /// Makes one op of a product and what such devices compute beside it for nothing: GELU of its
 /// result, the gradient of GELU, sums of a result or an operand, which are gradients of biases, and
 /// the cast to f32 and the accumulation of a weight's gradient.

@@ -18,6 +18,7 @@ const std::vector<Pass>& pipeline() {
       {"dce", eliminate_dead_code},
       {"accumulate", accumulate},
       {"bias", join_bias},
+      {"stats", join_stats},
       {"epilogues", join_epilogues},
       {"fuse", fuse},
       {"overlap", overlap_collectives},

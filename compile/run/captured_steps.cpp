@@ -55,7 +55,7 @@ const char* address_of(const Memory& m) {
 }  // namespace
 
 void CapturedSteps::reset() {
-  places_.clear(), graphs_.clear(), streams_.clear();
+  places_.clear(), graphs_.clear();
   found_ = graphs_run_ = false;
   runs_ = moves_ = launches_ = 0;
 }
@@ -83,7 +83,6 @@ void CapturedSteps::find_places(const Program& program) {
            .element_bytes = bytes});
     }
   graphs_.resize(program.ranges.size());
-  streams_.resize(program.ranges.size());
   thread_ = std::this_thread::get_id();
   found_ = true;
 }
@@ -132,8 +131,8 @@ void CapturedSteps::begin_run(Program& program, bool step_by_step) {
   graphs_run_ = false, launches_ = 0;
   if (program.ranges.empty() || gave_up_ || step_by_step) return;
   bool others = found_ && thread_ != std::this_thread::get_id();
-  for (size_t r = 0; r < streams_.size(); ++r)
-    others |= graphs_[r] && streams_[r] != stream_of(program.ranges[r].device);
+  for (size_t r = 0; r < graphs_.size(); ++r)
+    others |= graphs_[r].stream.handle && graphs_[r].stream != stream_of(program.ranges[r].device);
   if (others) reset();
   look_at_places(program);
   if (gave_up_) return;
@@ -151,48 +150,67 @@ void CapturedSteps::look_at_places(Program& program) {
     if (moved && runs_ > 2 && ++moves_ > kMostMoves && 2 * moves_ > runs_)
       return give_up("memory that it writes is elsewhere at each call");
     if (moved)
-      for (Ref<DeviceGraph>& g : graphs_) g.reset();
+      for (Graphs& g : graphs_) g.one.reset(), g.several.reset();
   } catch (const Error& e) {
     give_up(e.what());
   }
 }
 
-Ref<DeviceGraph> CapturedSteps::captured(const Program& program, const StepRange& range) {
-  return runtime_of(range.device).capture(range.device.index, [&] {
-    const Stream stream = stream_of(range.device);
-    PendingCalls pending(stream);
-    for (int i = range.begin; i < range.end; ++i) {
-      const Step& s = program.steps[size_t(i)];
-      for (MemoryId m : s.waits) pending.wait_for(program.memories[size_t(m)].storage.get());
-      if (s.collective) pending.wait_for_other_groups(s);
-      SubmittedScope submitted;
-      s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream);
-      for (const Ref<Work>& work : submitted.take()) pending.add(s, work);
-    }
-    pending.wait_for_all();
+// Enqueues the steps of the range. On one stream, collectives run beside them; on several, steps
+// too.
+void CapturedSteps::enqueue(const Program& program, const StepRange& range,
+                            const StepStreams& streams) {
+  PendingCalls pending(stream_of(range.device));
+  run_on(streams, range, [&](int i) {
+    const Step& s = program.steps[size_t(i)];
+    for (MemoryId m : s.waits) pending.wait_for(program.memories[size_t(m)].storage.get());
+    if (s.collective) pending.wait_for_other_groups(s);
+    SubmittedScope submitted;
+    s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream_of(range.device));
+    for (const Ref<Work>& work : submitted.take()) pending.add(s, work);
   });
+  pending.wait_for_all();
+}
+
+// False where the range could not be captured.
+bool CapturedSteps::launch(Program& program, size_t r) {
+  const StepRange& range = program.ranges[r];
+  Graphs& graphs = graphs_[r];
+  const Stream stream = stream_of(range.device);
+  if (tunes_ && !graphs.choice) graphs.choice.emplace(program, range);
+  using Way = StreamChoice::Way;
+  const Way way = graphs.choice ? graphs.choice->next() : Way::kOne;
+  const StepStreams streams = way == Way::kOne ? StepStreams() : graphs.choice->streams();
+  if (way == Way::kSeveralOneByOne) return enqueue(program, range, streams), true;
+  Ref<DeviceGraph>& graph = way == Way::kOne ? graphs.one : graphs.several;
+  if (!graph) {
+    try {
+      graph = runtime_of(range.device).capture(range.device.index, [&] {
+        enqueue(program, range, streams);
+      });
+    } catch (const std::exception& e) {
+      give_up(e.what());
+      return false;
+    }
+    graphs.stream = stream;
+  }
+  if (graphs.choice) graphs.choice->begins();
+  graph->launch(stream);
+  if (graphs.choice) graphs.choice->ended();
+  ++launches_;
+  return true;
 }
 
 bool CapturedSteps::run(Program& program, size_t r) {
   if (!graphs_run_) return false;
   const StepRange& range = program.ranges[r];
   const Stream stream = stream_of(range.device);
-  if (!graphs_[r]) {
-    try {
-      graphs_[r] = captured(program, range);
-    } catch (const std::exception& e) {
-      give_up(e.what());
-      return false;
-    }
-    streams_[r] = stream;
-  }
   auto storage = [&](MemoryId m) -> Storage& { return *memory_of(program, m).storage; };
   for (int i = range.begin; i < range.end; ++i)
     for (MemoryId m : program.steps[size_t(i)].waits) storage(m).wait_ready(stream);
   for (const auto& [m, written] : range.touched)
     if (written) storage(m).wait_writable(stream);
-  graphs_[r]->launch(stream);
-  ++launches_;
+  if (!launch(program, r)) return false;
   for (const auto& [m, written] : range.touched) storage(m).used_on(stream, written);
   for (MemoryId m : range.bumps) storage(m).bump_version();
   return true;

@@ -7,17 +7,20 @@
 // anew. A graph belongs to the thread and the stream that captured it.
 // Internal: not part of the public interface.
 #pragma once
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "compile/run/program.h"
+#include "compile/run/stream_choice.h"
 #include "core/tensor/device_runtime.h"
 
 namespace tessera::compiler {
 
 class CapturedSteps {
  public:
+  /// `tunes`: ranges may run on several streams, where that was faster (stream_choice.h).
+  explicit CapturedSteps(bool tunes) : tunes_(tunes) {}
   /// Begins a run of `program`, whose memories are bound. `step_by_step`: it captures nothing and
   /// launches no graph. Throws nothing but what waits for inputs throw.
   void begin_run(Program& program, bool step_by_step);
@@ -48,13 +51,20 @@ class CapturedSteps {
   void find_places(const Program& program);
   bool find_moved(const Program& program);
   void stand_in(Program& program, Place& place);
-  Ref<DeviceGraph> captured(const Program& program, const StepRange& range);
+  void enqueue(const Program& program, const StepRange& range, const StepStreams& streams);
+  bool launch(Program& program, size_t r);
   void give_up(const std::string& why);
 
+  // Of a range.
+  struct Graphs {
+    Ref<DeviceGraph> one, several;  // by the streams that its steps are on
+    std::optional<StreamChoice> choice = {};
+    Stream stream = {};  // where they are launched
+  };
+  const bool tunes_;
   std::vector<Place> places_;
-  std::vector<Ref<DeviceGraph>> graphs_;  // by range
-  std::vector<Stream> streams_;           // by range: where the graph is launched
-  std::thread::id thread_;                // that captures
+  std::vector<Graphs> graphs_;  // by range
+  std::thread::id thread_;      // that captures
   bool found_ = false, graphs_run_ = false, gave_up_ = false;
   int runs_ = 0, moves_ = 0, launches_ = 0;
 };

@@ -74,8 +74,8 @@ class SharedArena {
 std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<SharedArena>(); }
 
 struct Executor::Impl {
-  Impl(Graph g, std::shared_ptr<SharedArena> shared_arena)
-      : graph(ordered(std::move(g))), shared(std::move(shared_arena)) {
+  Impl(Graph g, std::shared_ptr<SharedArena> shared_arena, bool tunes)
+      : graph(ordered(std::move(g))), shared(std::move(shared_arena)), captured(tunes) {
     plan_steps();
     for (const ImplicitInput& i : graph.implicit) plan.implicit_bytes += i.tensor.nbytes();
   }
@@ -417,8 +417,8 @@ struct Executor::Impl {
   CapturedSteps captured;
 };
 
-Executor::Executor(Graph graph, std::shared_ptr<SharedArena> arena)
-    : impl_(std::make_unique<Impl>(std::move(graph), std::move(arena))) {}
+Executor::Executor(Graph graph, std::shared_ptr<SharedArena> arena, bool tunes)
+    : impl_(std::make_unique<Impl>(std::move(graph), std::move(arena), tunes)) {}
 Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 

@@ -39,8 +39,10 @@ class Executor {
   /// Plans `graph`, which must be verified and whose nodes may be reordered (memory_order.h).
   /// Memory is allocated at the first run. A run with another number of threads or another
   /// deterministic mode than the last one plans the steps anew. `arena`: an arena shared with other
-  /// executors; before one of them runs, this one releases all its memory.
-  explicit Executor(Graph graph, std::shared_ptr<SharedArena> arena = nullptr);
+  /// executors; before one of them runs, this one releases all its memory. `tunes`: steps that a
+  /// device captures may run beside each other on streams of it, where that was measured to be
+  /// faster.
+  explicit Executor(Graph graph, std::shared_ptr<SharedArena> arena = nullptr, bool tunes = false);
   ~Executor();
   Executor(Executor&&) noexcept;
 

@@ -44,6 +44,9 @@ constexpr Variable kTable[] = {
     {"TESSERA_COMPILE_CACHE", "", "folder of compiled kernels; default is ~/.cache/tessera"},
     {"TESSERA_COMPILE_CAPTURE", "1",
      "0: compiled steps on a card launch each kernel, instead of one graph of all"},
+    {"TESSERA_COMPILE_STREAMS", "",
+     "of compile mode max-autotune on a card: one, several or timed streams; default is timed, but "
+     "one where times mean nothing"},
     {"TESSERA_COMPILE_DUMP", "",
      "folder to which graphs and sources of generated kernels are written"},
     {"TESSERA_COMPILE_STREAM", "",
@@ -60,6 +63,10 @@ constexpr Variable kTable[] = {
      "them (slow)"},
     {"TESSERA_CUDA_LIBRARY_PRODUCTS", "1",
      "0: Tessera's own kernels compute matrix products on GPUs, also where cuBLASLt is found"},
+    {"TESSERA_CUDA_TIME_GRAPHS", "",
+     "0: the first of cuDNN's engines computes a graph, without a comparison of times; default is "
+     "1 "
+     "on a card"},
     {"TESSERA_CUDA_TIME_PRODUCTS", "",
      "1: the algorithms that cuBLASLt suggests for a product are timed at its first use, which is "
      "the default on cards; 0: the first is taken"},

@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -44,6 +46,28 @@ std::string key_in(const std::string& name) { return name.substr(0, name.find('.
 bool in_the_making(const std::string& name) {
   const std::string_view rest = std::string_view(name).substr(key_in(name).size());
   return rest.starts_with(kWork) || rest.find(".tmp.") != rest.npos;
+}
+
+/// Entries that the log has named, until they are whole again.
+class DamagedEntries {
+ public:
+  /// False where it is there.
+  bool add(const std::string& path) {
+    std::lock_guard lock(mutex_);
+    return paths_.insert(path).second;
+  }
+  void remove(const std::string& path) {
+    std::lock_guard lock(mutex_);
+    paths_.erase(path);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> paths_;
+};
+DamagedEntries& damaged_entries() {
+  static DamagedEntries& all = *new DamagedEntries;
+  return all;
 }
 
 }  // namespace
@@ -141,13 +165,14 @@ std::optional<ObjectCache::Entry> ObjectCache::find(const std::string& key) cons
   try {
     Ref<Mapping> file = File::open(path, who_).map();
     if (whole(*file)) {
+      damaged_entries().remove(path);
       const size_t bytes = file->bytes() - kDigest;
       return Entry{std::move(path), std::move(file), bytes};
     }
   } catch (const UserError& e) {
     throw CacheError(e.what());
   }
-  logging::warn("{}: {} is damaged and is made again", who_, path);
+  if (damaged_entries().add(path)) logging::warn("{}: {} is damaged and is made again", who_, path);
   return {};
 }
 

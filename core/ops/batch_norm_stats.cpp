@@ -156,6 +156,10 @@ class GradApply final : public Part<GradApply> {
 
 }  // namespace
 
+PrimRef batch_norm_apply_op(const BatchNormAttributes& attributes) {
+  return PrimRef(new Apply(attributes));
+}
+
 ChannelMoments batch_norm_stats(const Tensor& x) {
   Tensors out = dispatch(PrimRef(new Stats({0, {}})), operands(Tensor(x)));
   return {out[0], out[1]};
@@ -171,7 +175,7 @@ Tensor batch_norm_apply(const Tensor& x, const ChannelMoments& of, const Tensor&
     if (t->defined()) in.push_back(cast(*t, stat_type(x.dtype())));
   if (residual) in.push_back(then.residual);
   const BatchNormForm form{weight.defined(), bias.defined(), residual, then.relu};
-  return dispatch(PrimRef(new Apply({eps, form})), in)[0];
+  return dispatch(batch_norm_apply_op({eps, form}), in)[0];
 }
 
 ChannelSums batch_norm_grad_stats(const Tensor& g, const Tensor& x, const Tensor& mean,

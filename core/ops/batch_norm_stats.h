@@ -5,6 +5,7 @@
 // as results. 16-bit floats are computed in f32.
 #pragma once
 #include "core/ops/batch_norm.h"
+#include "core/ops/batch_norm_attributes.h"
 
 namespace tessera {
 
@@ -17,6 +18,10 @@ ChannelMoments batch_norm_stats(const Tensor& x);
 /// undefined.
 Tensor batch_norm_apply(const Tensor& x, const ChannelMoments& of, const Tensor& weight,
                         const Tensor& bias, double eps, const NormThen& then = {});
+
+/// The op of batch_norm_apply: operands x, mean, var, then weight, bias and residual as `form` has
+/// them.
+PrimRef batch_norm_apply_op(const BatchNormAttributes& attributes);
 
 struct ChannelSums {
   Tensor g, gx;  // sum(g), sum(g (x - mean))

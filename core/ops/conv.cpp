@@ -5,7 +5,7 @@
 
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/precision.h"
-#include "core/ops/conv_attributes.h"
+#include "core/ops/conv_stats.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
@@ -326,6 +326,8 @@ Tensor convolve_transposed(std::string_view op, int dims, const Tensor& x, const
 }
 
 }  // namespace
+
+PrimRef conv_op(const ConvAttributes& attributes) { return PrimRef(new Conv(attributes)); }
 
 Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvGeometry& o) {
   return convolve("conv1d", 1, x, w, b, o);

@@ -1,6 +1,7 @@
 // Attributes of the fused ops, as kernels read them.
 #pragma once
 #include "core/primitive/attributes.h"
+#include "core/tensor/tensor.h"
 
 namespace tessera {
 
@@ -38,5 +39,12 @@ struct AttentionAttributes {
   bool causal = false;
   static void fields(auto& a, auto& f) { f("scale", a.scale), f("causal", a.causal); }
 };
+/// A result [B, H, T, D] of attention lies as [B, T, H, D] where the operand `like` has its heads
+/// inside its positions, so that merging heads again is a view.
+inline void lie_as_heads(const Meta& like, Meta& result) {
+  const Shape& s = result.shape;
+  if (like.strides[1] < like.strides[2])
+    result.strides = {s[1] * s[2] * s[3], s[3], s[1] * s[3], 1};
+}
 
 }  // namespace tessera

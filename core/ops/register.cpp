@@ -24,6 +24,7 @@ const OpRegistry& op_registry() {
     register_softmax_ops(*r);
     register_norm_ops(*r);
     register_conv_ops(*r);
+    register_conv_stats_ops(*r);
     register_pool_ops(*r);
     register_quantized_ops(*r);
     register_batch_norm_ops(*r);

@@ -34,7 +34,8 @@ Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   Tensor norm = norm_of(gradients_of(params), options.norm_type);
   const bool unscaled = options.grad_scale.defined();
-  if (unscaled) norm = norm * options.grad_scale;
+  const Tensor grad_scale = unscaled ? options.grad_scale.to(norm.device()) : Tensor();
+  if (unscaled) norm = norm * grad_scale;
   if (options.error_if_nonfinite) {
     double value = norm.item<double>();
     TESSERA_CHECK(std::isfinite(value),
@@ -43,7 +44,7 @@ Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions
                   value);
   }
   Tensor scale = minimum(max_norm / (norm + 1e-6), 1.0);
-  if (unscaled) scale = scale * options.grad_scale;
+  if (unscaled) scale = scale * grad_scale;
   return {norm, scale, unscaled};
 }
 

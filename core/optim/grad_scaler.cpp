@@ -66,6 +66,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   for (const Tensor& p : optimizer.parameters())
     if (Tensor g = p.grad(); g.defined()) {
+      inverse = inverse.to(g.device());
       // 1 / scale may be nothing in f16.
       Tensor wide = size_of(g.dtype()) < 4 ? cast(g, kF32) : g;
       assign_(g, cast(wide * cast(inverse, wide.dtype()), g.dtype()));
@@ -90,7 +91,8 @@ void GradScaler::step(Optimizer& optimizer, const Clip& given) {
   Tensor finite = isfinite(clip.norm);
   optimizer.step_if_finite(
       where(finite, clip.scale, scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64)));
-  assign_(bad_, logical_or(bad_, logical_not(plain(finite))));
+  const Tensor bad = logical_not(plain(finite));
+  assign_(bad_, stepped_ ? logical_or(bad_, bad) : bad);
   stepped_ = true;
 }
 
@@ -112,7 +114,6 @@ void GradScaler::update() {
   assign_(good_steps_, where(logical_or(bad_, due), none, good));
   assign_(scale_, scale);
   assign_(skipped_, bad_);
-  assign_(bad_, scalar_tensor(false, kBool));
 }
 
 double GradScaler::current_scale() const { return enabled() ? scale_.item<float>() : 1; }

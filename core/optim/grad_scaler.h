@@ -61,7 +61,7 @@ class GradScaler {
  private:
   const GradScalerOptions options_;
   Tensor scale_, good_steps_;
-  Tensor bad_;      // 0-d bool: an optimizer of this step met a gradient that is not finite
+  Tensor bad_;      // 0-d bool: an optimizer of the last step met a gradient that is not finite
   Tensor skipped_;  // 0-d bool: the step before the last update did
   std::vector<const Optimizer*> unscaled_;
   bool stepped_ = false;  // since the last update

@@ -72,7 +72,7 @@ class DeviceRuntime {
   /// until the program ends, since storages that outlive the thread keep it.
   virtual Stream stream(int index) { return {{kind_, int8_t(index)}, nullptr}; }
   /// Another stream of the calling thread on device `index`, for copies that run beside its
-  /// kernels. `turn`, 0 to 2, picks one of three: a copy need not wait for one of another turn.
+  /// kernels. `turn`, 0 to 3, picks one of four: a copy need not wait for one of another turn.
   virtual Stream copy_stream(int index, int /*turn*/) { return stream(index); }
   /// Lets stream() of the calling thread return `stream` from now on, one of the thread's own;
   /// returns the stream that it replaces. A device without separate copy streams need not override
@@ -87,6 +87,9 @@ class DeviceRuntime {
   /// until it has been read or written, and return false.
   virtual bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
                     const Stream& stream) = 0;
+  /// Lets what is enqueued on `stream` from now on come after what has been enqueued on `before` so
+  /// far; where that is captured, `stream` is from then on.
+  virtual void follow(const Stream& /*stream*/, const Stream& /*before*/) {}
   /// Blocks until what has been enqueued on `stream` has ended; throws what failed there.
   virtual void synchronize(const Stream& /*stream*/) {}
 
@@ -121,6 +124,9 @@ class DeviceRuntime {
   /// Why times that are measured there say nothing about a device of this kind, as "virtual GPU:
   /// kernels run on this CPU"; empty where they do.
   virtual std::string why_times_mean_nothing(int /*index*/) { return {}; }
+  /// All that times which were measured on device `index` depend on: its name and what it has, the
+  /// version of its driver.
+  virtual std::string identity(int index) { return describe(index); }
   /// What a user should know of the machine: drivers, libraries and devices with their versions and
   /// where they are, or why one is missing and what to do. The default has a line for each device,
   /// or why_none().

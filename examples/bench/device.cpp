@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "collectives/store/environment.h"
 #include "core/base/error.h"
 
 namespace tessera::bench {
@@ -21,8 +22,8 @@ void add_device_options(Subcommand& sub, DeviceOptions& o, bool sized) {
   sub.option("--edge", o.edge, "of square matrices on a device");
 }
 
-Device device_for(const std::string& command, const DeviceOptions& o) {
-  const Device device = parse_device(o.device);
+Device device_for(const std::string& command, const DeviceOptions& o, int rank) {
+  Device device = parse_device(o.device);
   const std::string what = "bench " + command;
   TESSERA_CHECK(!device.is_meta(), "{}: --device meta has no values to measure", what);
   check_device(device, what);
@@ -36,6 +37,9 @@ Device device_for(const std::string& command, const DeviceOptions& o) {
                 kMostKib);
   TESSERA_CHECK(o.edge >= 8 && o.edge <= kMostEdge, "{}: --edge {}: expected 8 to {}", what, o.edge,
                 kMostEdge);
+  if (!device.is_cpu() && o.device.find(':') == std::string::npos)
+    device.index =
+        int8_t((rank < 0 ? job_environment().local_rank : rank) % runtime_of(device).count());
   return device;
 }
 
@@ -52,6 +56,9 @@ Json device_json(Device device) {
   Json j{{"device", to_string(device)}, {"description", runtime.describe(device.index)}};
   if (const std::string why = runtime.why_times_mean_nothing(device.index); !why.empty())
     j["times"] = "mean nothing: " + why;
+  const std::string itself = fmt::format("{}:", runtime.name());  // "cuda:0: ..", a device's line
+  for (const Finding& f : runtime.findings())
+    if (!f.text.starts_with(itself)) j["libraries"].push_back(f.text);
   return j;
 }
 
@@ -86,6 +93,25 @@ DeviceTimer::Cost DeviceTimer::cost(const Batch& batch, int samples, int64_t mos
     on_host.push_back(host / double(calls));
   }
   return {stats_of(on_device), stats_of(on_host)};
+}
+
+Stats DeviceTimer::in_a_row(FunctionRef<void()> enqueue, int calls) const {
+  std::vector<double> seconds;
+  if (!has_clock_) {
+    double host = 0;
+    const auto once = [&](int64_t) { enqueue(); };
+    for (int i = 0; i < calls; ++i) seconds.push_back(seconds_of(once, 1, &host));
+    return stats_of(seconds);
+  }
+  runtime_.synchronize(stream_);
+  std::vector<Ref<Event>> marks{runtime_.record_timed(stream_)};
+  for (int i = 0; i < calls; ++i) {
+    enqueue();
+    marks.push_back(runtime_.record_timed(stream_));
+  }
+  for (size_t i = 1; i < marks.size(); ++i)
+    seconds.push_back(runtime_.elapsed_ms(*marks[i - 1], *marks[i]) * 1e-3);
+  return stats_of(seconds);
 }
 
 double Ceilings::product(DType t) const {

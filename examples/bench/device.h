@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/function_ref.h"
 #include "core/tensor/device_runtime.h"
 #include "examples/bench/cases.h"
 #include "examples/bench/commands.h"
@@ -20,13 +21,15 @@ struct DeviceOptions {
 };
 /// Adds --device, and where `sized` --kib and --edge.
 void add_device_options(Subcommand& sub, DeviceOptions& o, bool sized);
-/// The device that the options name, which is there. Throws UserError that begins with
-/// "bench `command`", also for sizes that cannot be or, on the CPU, are not read.
-Device device_for(const std::string& command, const DeviceOptions& o);
+/// The device that the options name, which is there; without a number, that of rank
+/// `rank` of this node (-1: of this rank). Throws UserError that begins with "bench `command`",
+/// also for sizes that cannot be or, on the CPU, are not read.
+Device device_for(const std::string& command, const DeviceOptions& o, int rank = -1);
 
 /// "cuda:0: NVIDIA H200, 139.8 GiB, sm_90", and a second line where times mean nothing.
 std::string device_text(Device device);
-/// The same as fields "device", "description" and, where times mean nothing, "times".
+/// The same as fields "device", "description" and, where times mean nothing, "times"; and
+/// "libraries", a line for the driver and each library with its version and place.
 Json device_json(Device device);
 
 /// Times work that the calling thread enqueues on a device.
@@ -44,6 +47,10 @@ class DeviceTimer {
   /// more calls the shorter they are, up to `most_calls`: a device whose queue is full would have
   /// the host wait.
   Cost cost(const Batch& batch, int samples, int64_t most_calls = 256) const;
+  /// Seconds of each of `calls` calls of `enqueue` that follow each other, with nobody waiting in
+  /// between: where the host is late, the device's idle time counts. Without a clock each is waited
+  /// for.
+  Stats in_a_row(FunctionRef<void()> enqueue, int calls) const;
 
  private:
   double seconds_of(const Batch& batch, int64_t calls, double* host) const;
@@ -67,6 +74,9 @@ struct Ceilings {
   std::vector<std::pair<DType, double>> products = {};  // FLOP/s
   double product(DType t) const;                        // 0 where there is none
 };
+/// The rate of each of square_products().
+std::vector<Rate> measure_products(const DeviceTimer& timer, int64_t edge, DType dtype,
+                                   int samples);
 Ceilings measure_ceilings(const DeviceTimer& timer, const DeviceOptions& o, int samples);
 Json ceilings_json(const Ceilings& c);
 
@@ -82,8 +92,16 @@ struct KernelCase {
 /// Ops by family of kernels, on the default device.
 std::vector<KernelCase> kernel_cases(const DeviceOptions& o);
 
+struct DeviceTrainOptions {
+  DeviceOptions device;
+  WorkloadOptions workload;
+  int samples = 0, warmup = 0;
+  bool compile = false;
+};
+
 Json device_roofline(const DeviceOptions& o);
 Json device_ops(const DeviceOptions& o, const std::string& only, int samples);
 Json device_kernels(const DeviceOptions& o, const std::string& only, int samples);
+Json device_train(const DeviceTrainOptions& o);
 
 }  // namespace tessera::bench

@@ -76,6 +76,17 @@ std::vector<Case> square_products(int64_t edge, DType dtype) {
           make("mn,mk->nk", "as its gradient by the weight (a transposed)")};
 }
 
+std::vector<Rate> measure_products(const DeviceTimer& timer, int64_t edge, DType dtype,
+                                   int samples) {
+  DeviceScope on_device(timer.device());
+  NoGrad off;
+  std::vector<Rate> rates;
+  for (const Case& product : square_products(edge, dtype))
+    rates.push_back({product.name, true,
+                     product.flops / timer.cost(product.prepare(), samples, 16).device.min});
+  return rates;
+}
+
 Ceilings measure_ceilings(const DeviceTimer& timer, const DeviceOptions& o, int samples) {
   const Device device = timer.device();
   DeviceScope on_device(device);
@@ -100,10 +111,9 @@ Ceilings measure_ceilings(const DeviceTimer& timer, const DeviceOptions& o, int 
   }
   for (DType t : {kF32, kBF16, kF16}) {
     double best = 0;
-    for (const Case& product : square_products(o.edge, t)) {
-      const double rate = product.flops / timer.cost(product.prepare(), samples, 16).device.min;
-      c.rates.push_back({product.name, true, rate});
-      best = std::max(best, rate);
+    for (const Rate& rate : measure_products(timer, o.edge, t, samples)) {
+      c.rates.push_back(rate);
+      best = std::max(best, rate.per_second);
     }
     c.products.emplace_back(t, best);
   }

@@ -19,7 +19,7 @@ struct Column {
   const char *above, *below;  // names of lists in the job's JSON
 };
 constexpr Column kColumns[] = {
-    {"weak_scaling", "weak scaling", &Efficiency::weak, "solo_ms", "ddp_ms"},
+    {"scaling", "scaling", &Efficiency::scaling, "solo_ms", "ddp_ms"},
     {"bound", "its bound", &Efficiency::bound, "solo_ms", "unconnected_ms"},
     {"communication", "communication", &Efficiency::communication, "unconnected_ms", "ddp_ms"},
     {"lockstep", "in lockstep", &Efficiency::lockstep, "unconnected_ms", "lockstep_ms"},
@@ -35,10 +35,18 @@ std::vector<double> rounds_of(const Json& job, const char* key) {
   return job[key].get<std::vector<double>>();
 }
 
-std::vector<double> ratios(const std::vector<double>& above, const std::vector<double>& below) {
+std::vector<double> ratios(const std::vector<double>& above, const std::vector<double>& below,
+                           double parts) {
   std::vector<double> r;
-  for (size_t i = 0; i < above.size(); ++i) r.push_back(above[i] / below[i]);
+  for (size_t i = 0; i < above.size(); ++i) r.push_back(above[i] / parts / below[i]);
   return r;
+}
+
+/// A key or title of a column; that of scaling says which.
+std::string named(const char* name, char separator, bool strong) {
+  return std::string_view(name) == "scaling"
+             ? fmt::format("{}{}scaling", strong ? "strong" : "weak", separator)
+             : name;
 }
 
 }  // namespace
@@ -46,8 +54,12 @@ std::vector<double> ratios(const std::vector<double>& above, const std::vector<d
 Efficiency efficiency_of(const std::string& name, const Json& job) {
   Efficiency e;
   e.name = name;
-  for (const Column& c : kColumns)
-    e.*c.ratio = median_interval(ratios(rounds_of(job, c.above), rounds_of(job, c.below)));
+  e.strong = job.at("scaling") == "strong";
+  for (const Column& c : kColumns) {
+    const bool shared = e.strong && std::string_view(c.above) == "solo_ms";
+    e.*c.ratio = median_interval(ratios(rounds_of(job, c.above), rounds_of(job, c.below),
+                                        shared ? job.at("ranks").get<double>() : 1));
+  }
   return e;
 }
 
@@ -55,15 +67,15 @@ Json to_json(const Efficiency& e) {
   Json json;
   for (const Column& c : kColumns) {
     const Interval& i = e.*c.ratio;
-    json[c.key] = {{"median", i.median}, {"low", i.low}, {"high", i.high}};
+    json[named(c.key, '_', e.strong)] = {{"median", i.median}, {"low", i.low}, {"high", i.high}};
   }
   return json;
 }
 
-std::string efficiency_head() {
+std::string efficiency_head(bool strong) {
   std::string text = fmt::format("{:<22} {:>5} {:>9} {:>11} {:>9}", "", "batch", "solo ms",
                                  "unconnected", "ddp ms");
-  for (const Column& c : kColumns) text += fmt::format("  {:<20}", c.title);
+  for (const Column& c : kColumns) text += fmt::format("  {:<20}", named(c.title, ' ', strong));
   return text + fmt::format("  {:>6} {:>6}", "cores", "load");
 }
 
@@ -82,8 +94,13 @@ std::string line_of(const Efficiency& e, const Json& job) {
   return text + fmt::format("  {:>6}", cores);
 }
 
-std::string efficiency_legend() {
-  return "weak scaling: solo / ddp; its bound: solo / unconnected; communication: unconnected / "
+std::string efficiency_legend(bool strong) {
+  const std::string scaling = strong ? "strong scaling: solo / ranks / ddp, since the ranks share "
+                                       "its batch; its bound: solo / "
+                                       "ranks / unconnected"
+                                     : "weak scaling: solo / ddp; its bound: solo / unconnected";
+  return scaling +
+         "; communication: unconnected / "
          "ddp; in lockstep: unconnected / the same with a barrier after each step, so that ranks "
          "wait for the slowest and use memory at the same moments; processor time: unconnected / "
          "ddp; fsdp to ddp: ddp / fsdp; medians over rounds with their 95 % intervals";
@@ -92,12 +109,13 @@ std::string efficiency_legend() {
 BarChart chart_of(const std::vector<Efficiency>& rows, const std::string& note) {
   BarChart chart{.title = "Training on several ranks: efficiency",
                  .note = note,
-                 .series = {"weak scaling", "its bound (unconnected)", "communication"},
+                 .series = {named("scaling", ' ', !rows.empty() && rows[0].strong),
+                            "its bound (unconnected)", "communication"},
                  .groups = {},
                  .target = kTarget};
   for (const Efficiency& e : rows) {
     BarChart::Group group{e.name, {}};
-    for (const Interval& i : {e.weak, e.bound, e.communication})
+    for (const Interval& i : {e.scaling, e.bound, e.communication})
       group.bars.push_back({i.median, i.low, i.high});
     chart.groups.push_back(std::move(group));
   }

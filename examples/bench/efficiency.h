@@ -14,8 +14,11 @@ namespace tessera::bench {
 /// Ratios of milliseconds per step; 1 means as fast as the numerator.
 struct Efficiency {
   std::string name;
-  Interval weak;   // one rank over ddp
-  Interval bound;  // bound of `weak`, set by memory and caches: one rank over unconnected ranks
+  // Whether the ranks share the batch of the one. A step of that one then counts over the number of
+  // ranks, as the part of it that each of them has.
+  bool strong = false;
+  Interval scaling;  // one rank over ddp
+  Interval bound;  // bound of `scaling`, set by memory and caches: one rank over unconnected ranks
   Interval communication;  // unconnected ranks over ddp
   // Unconnected ranks over the same with a barrier after each step: what waiting for the slowest
   // rank and using memory at the same time leave of `communication` before anything is
@@ -28,14 +31,14 @@ struct Efficiency {
 /// Computes the ratios from what measure_scaling returns. Throws UserError that names a list of
 /// rounds which is missing or has another length than the others.
 Efficiency efficiency_of(const std::string& name, const nlohmann::ordered_json& job);
-/// {"weak_scaling": {"median", "low", "high"}, ..}.
+/// {"weak_scaling": {"median", "low", "high"}, ..}, or "strong_scaling".
 nlohmann::ordered_json to_json(const Efficiency& e);
 
 /// The parts of the table: its head, a row (all columns but the load average), the explanation of
 /// the columns.
-std::string efficiency_head();
+std::string efficiency_head(bool strong);
 std::string line_of(const Efficiency& e, const nlohmann::ordered_json& job);
-std::string efficiency_legend();
+std::string efficiency_legend(bool strong);
 
 /// Makes a group of bars for each row, and a line at the communication efficiency that is the
 /// target.

@@ -3,8 +3,9 @@
 // scripts/reference/bench_common.py. It starts with one JSON line with the names. "go NAME" then
 // prints {"name", "ms"} and, for a training step, "gflop": its matrix products and convolutions
 // except those that are skipped because a factor is zero. "free" releases what the last name holds,
-// "peak" measures the peak of the core, and "quit" or the end of stdin ends the program. Invariant:
-// at most one case holds memory.
+// "peak" measures the peak of the core, or of a device the fastest product, and "quit" or the end
+// of stdin ends the program. On a device a sample ends when that has done all. Invariant: at most
+// one case holds memory.
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -13,12 +14,13 @@
 #include "core/base/isa.h"
 #include "core/base/parallel.h"
 #include "core/base/version.h"
+#include "core/dispatch/default_device.h"
 #include "core/dispatch/target.h"
-#include "core/tensor/allocator.h"
 #include "examples/bench/cases.h"
 #include "examples/bench/commands.h"
 #include "examples/bench/compared.h"
 #include "examples/bench/contractions.h"
+#include "examples/bench/device.h"
 #include "examples/bench/peaks.h"
 #include "examples/bench/recorder.h"
 #include "examples/bench/workload.h"
@@ -26,22 +28,36 @@
 namespace tessera::bench {
 namespace {
 
+constexpr int kStepsOnDevice = 10;  // of a sample
+
 struct Sample {
   std::function<double()> milliseconds;
   double gflop = 0;  // 0: not counted
 };
+
+void wait_for(Device device) {
+  if (!device.is_cpu()) runtime_of(device).synchronize(stream_of(device));
+}
+
+// The case's work, of which each batch ends when the default device has done it.
+Batch prepared(const Case& c) {
+  return [batch = c.prepare(), device = default_device()](int64_t calls) {
+    batch(calls);
+    wait_for(device);
+  };
+}
 
 // The median of a few runs, each of as many calls as fill some milliseconds; null where there is no
 // such case.
 Sample sample_of_case(const std::vector<Case>& cases, const std::string& name) {
   for (const Case& c : cases)
     if (c.name == name)
-      return {[batch = c.prepare()] { return time_batches(batch, 5, 0.01).median * 1e3; }};
+      return {[batch = prepared(c)] { return time_batches(batch, 5, 0.01).median * 1e3; }};
   return {};
 }
 
 Sample sample_of_large(const Case& c) {
-  Batch batch = c.prepare();
+  Batch batch = prepared(c);
   batch(1);
   return {[batch] {
     Stopwatch w;
@@ -85,6 +101,12 @@ Sample sample_of_steps(const Steps& steps, DType precision, bool compile) {
                                                          .precision = precision});
   const double gflop = contractions_of(*work).flops() * 1e-9;
   for (int i = 0; i < std::max(steps.count, 5); ++i) work->step();
+  if (const Device device = default_device(); !device.is_cpu()) {
+    auto sample = [work, timer = DeviceTimer(device)] {
+      return timer.in_a_row([&] { work->enqueue(); }, kStepsOnDevice).median * 1e3;
+    };
+    return {sample, gflop};
+  }
   auto sample = [work, count = steps.count] {
     std::vector<double> times;
     for (int i = 0; i < count; ++i) {
@@ -110,16 +132,16 @@ Sample sample_of_contractions() {
   }};
 }
 
-std::vector<std::string> all_names() {
-  std::vector<std::string> names = {"contractions", "cross_entropy", "adamw",    "add",
-                                    "add_grad",     "view",          "transpose"};
+std::vector<std::string> all_names(Device device) {
+  std::vector<std::string> names = {"cross_entropy", "adamw", "add",
+                                    "add_grad",      "view",  "transpose"};
+  if (device.is_cpu()) names.push_back("contractions");
   for (const auto& [model, steps] : kSteps)
     for (const char* precision : {"", "_bf16"})
       for (const char* compiled : {"", "_compiled"}) names.push_back(model + precision + compiled);
   for (const Case& c : compared_cases()) names.push_back(c.name);
   return names;
 }
-const std::vector<std::string> kNames = all_names();
 
 Sample make_sample(const std::string& name) {
   std::string model = name;
@@ -133,19 +155,46 @@ Sample make_sample(const std::string& name) {
   return sample.milliseconds ? sample : sample_of_case(compared_cases(), name);
 }
 
-Json serve(int cpu) {
-  int core = bind_to_core(cpu);
+/// In GFLOP/s.
+Json peaks_of(Device device, const DeviceOptions& o) {
+  if (device.is_cpu())
+    return {{"fp32", measure_fma_peak() * 1e-9}, {"bf16", measure_bf16_peak() * 1e-9}};
+  const DeviceTimer timer(device);
+  const auto best = [&](DType t) {
+    double most = 0;
+    for (const Rate& r : measure_products(timer, o.edge, t, kSamples))
+      most = std::max(most, r.per_second);
+    return most * 1e-9;
+  };
+  return {{"fp32", best(kF32)}, {"bf16", best(kBF16)}};
+}
+
+struct ServeOptions {
+  DeviceOptions device;
+  int cpu = -1;
+};
+
+Json serve(const ServeOptions& o) {
+  const Device device = device_for("serve", o.device);
+  TESSERA_CHECK(device.is_cpu() || (o.cpu == -1 && clock_in_use() == Clock::kWall),
+                "bench serve: --device {}: --cpu and --cpu-time are for the CPU", o.device.device);
+  DeviceScope on_device(device);
+  Json settings = device.is_cpu() ? Json{{"cpu", bind_to_core(o.cpu)},
+                                         {"threads", 1},
+                                         {"isa", cpu::isa_name(cpu::current_isa())}}
+                                  : device_json(device);
   set_num_threads(1);
+  const std::vector<std::string> names = all_names(device);
   auto say = [](const Json& j) { std::cout << j.dump() << std::endl; };
   say({{"program", "tessera"},
        {"version", version()},
-       {"names", kNames},
-       {"settings", {{"cpu", core}, {"threads", 1}, {"isa", cpu::isa_name(cpu::current_isa())}}}});
+       {"names", names},
+       {"settings", std::move(settings)}});
   std::string held;
   Sample sample;
   auto free = [&] {
     sample = {}, held.clear();
-    release_cached_cpu_memory();
+    runtime_of(device).release_cached_memory(device.index);
   };
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
@@ -158,11 +207,11 @@ Json serve(int cpu) {
       continue;
     }
     if (verb == "peak") {
-      say({{"fp32", measure_fma_peak() * 1e-9}, {"bf16", measure_bf16_peak() * 1e-9}});
+      say(peaks_of(device, o.device));
       continue;
     }
     if (verb != "go" || !rest.empty() ||
-        std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
+        std::find(names.begin(), names.end(), name) == names.end()) {
       say({{"error", line}});
       continue;
     }
@@ -177,12 +226,14 @@ Json serve(int cpu) {
 }  // namespace
 
 void add_serve(CLI::App& app, Run& run) {
-  auto cpu = std::make_shared<int>(-1);
+  auto o = std::make_shared<ServeOptions>();
   Subcommand sub(app, "serve", "times on demand, for drivers that alternate programs");
   sub.hide();
-  sub.option("--cpu", *cpu, "core to bind to; -1: the last");
+  add_device_options(sub, o->device, false);
+  sub.option("--edge", o->device.edge, "of the square products on a device that are its peak");
+  sub.option("--cpu", o->cpu, "core to bind to; -1: the last");
   sub.clock_option();
-  sub.runs(run, [cpu] { return serve(*cpu); });
+  sub.runs(run, [o] { return serve(*o); });
 }
 
 }  // namespace tessera::bench

@@ -12,6 +12,7 @@
 #include "core/tensor/allocator.h"
 #include "examples/bench/commands.h"
 #include "examples/bench/contractions.h"
+#include "examples/bench/device.h"
 #include "examples/bench/peaks.h"
 #include "examples/bench/recorder.h"
 #include "examples/bench/workload.h"
@@ -21,6 +22,7 @@ namespace {
 
 struct TrainOptions {
   WorkloadOptions workload;
+  DeviceOptions device;
   int samples = 31;
   int warmup = 10;
   int threads = 1;
@@ -73,9 +75,7 @@ std::unique_ptr<Workload> compiled_workload(const TrainOptions& o) {
   w.compile = true;
   auto work = std::make_unique<Workload>(w);
   for (int i = 0; i < std::max(o.warmup, 5); ++i) work->step();
-  const compiler::CompileReport& report = work->compile_report();
-  TESSERA_CHECK(report.replays > 0, "bench train: --compile: the step is not replayed: {}",
-                report.why_not);
+  work->check_replayed("train");
   return work;
 }
 
@@ -85,6 +85,14 @@ Json bench_train(const TrainOptions& o) {
   TESSERA_CHECK(o.threads >= 1 && o.threads <= kMostThreads,
                 "bench train: --threads {}: expected 1 to {}", o.threads, kMostThreads);
   TESSERA_CHECK(o.warmup >= 0, "bench train: --warmup {}: expected at least 0", o.warmup);
+  if (!device_for("train", o.device).is_cpu()) {
+    TESSERA_CHECK(o.threads == 1 && o.cpu == -1 && !o.profile_ops && !o.detail &&
+                      clock_in_use() == Clock::kWall,
+                  "bench train: --device {}: --threads, --cpu, --cpu-time, --profile-ops and "
+                  "--detail are for the CPU",
+                  o.device.device);
+    return device_train({o.device, o.workload, o.samples, o.warmup, o.compile});
+  }
   if (o.threads == 1) bind_to_core(o.cpu);
   set_num_threads(o.threads);
   Workload work(o.workload);
@@ -180,6 +188,8 @@ void add_train(CLI::App& app, Run& run) {
       app, "train",
       "a training step: time, tokens/s, ratio to its bare contractions, share of the peak");
   add_workload_options(sub, o->workload);
+  add_device_options(sub, o->device, false);
+  sub.option("--edge", o->device.edge, "of the square products on a device whose rate is the peak");
   sub.option(
       "--precision",
       [o](const std::string& given) {

@@ -103,10 +103,15 @@ std::vector<NamedTensor> Workload::state() const {
   return all;
 }
 
-double Workload::step() {
-  if (!compiled_) return train().item<double>();
+Tensor Workload::enqueue() {
+  if (!compiled_) return train();
   const Batch& batch = next_batch();
-  return (*compiled_)(batch.inputs, batch.targets).item<double>();
+  return (*compiled_)(batch.inputs, batch.targets);
+}
+
+void Workload::check_replayed(std::string_view command) const {
+  TESSERA_CHECK(compile_report().replays > 0, "bench {}: --compile: the step is not replayed: {}",
+                command, compile_report().why_not);
 }
 
 Tensor Workload::train() { return train_on(next_batch()); }

@@ -1,6 +1,6 @@
 // A training step as `train` runs it: forward, backward, clipping by norm, AdamW, and reading the
-// loss back; on tokens or values drawn in advance. Invariant: the same model, batch and options
-// give the same work on every call.
+// loss back; on tokens or values drawn in advance; on the default device of the thread that makes
+// it. Invariant: the same model, batch and options give the same work on every call.
 #pragma once
 #include <functional>
 #include <memory>
@@ -34,12 +34,17 @@ class Workload {
   explicit Workload(const WorkloadOptions& options, Ref<ProcessGroup> group = nullptr);
   /// Runs one optimizer step on the next of a few batches, compiled if the options say so; returns
   /// the loss.
-  double step();
+  double step() { return enqueue().item<double>(); }
+  /// The same, without waiting for the loss: a device may still have the step to do.
+  Tensor enqueue();
   /// Runs the same, but not compiled and without reading the loss, so that it can be recorded.
   Tensor train();
   /// The report of the compiled steps so far.
   const compiler::CompileReport& compile_report() const { return compiled_->report(); }
+  /// Throws UserError that begins with "bench `command`" where compiled steps are not replayed.
+  void check_replayed(std::string_view command) const;
   int64_t tokens_per_step() const { return tokens_; }  // 0: not a language model
+  int64_t seq_len() const { return tokens_ / batch_; }
   int64_t batch_size() const { return batch_; }
   int64_t parameters() const { return model_->num_parameters(); }
   /// Returns what a checkpoint would hold: the tensors of model and optimizer.

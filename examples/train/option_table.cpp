@@ -110,6 +110,9 @@ std::span<const OptionRow> option_table() {
       row("compile", &Options::compile, kTogether,
           "run steps as one compiled graph each, where the strategy lets them be one; sums may "
           "differ from eager ones in their last digits"),
+      row("compile-mode", &Options::compile_mode, kTogether,
+          "of --compile: default, reduce-overhead (no generated kernels), or max-autotune (cards: "
+          "the first steps also measure several streams)"),
       row("exact-contraction", &Options::exact_contraction, kNumbers,
           "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
           "give the bits of one rank; not of models with convolutions"),
@@ -137,6 +140,10 @@ std::span<const OptionRow> option_table() {
       row("mesh", &Options::mesh, kTogether,
           "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, pp=N, "
           "dp=N,tp=N, dp=N,pp=N ..."),
+      row("offload", &Options::offload, kTogether,
+          "keep a rank's parameters, gradients and optimizer state in memory of the host, where "
+          "the "
+          "update runs: for fsdp, hsdp, fsdp+tp and hsdp+tp on a device"),
       row("precision", &Options::precision, kNumbers,
           "type of products and attention: fp32, tf32 (fp32, in which cards round operands of "
           "products to 11 bits and CPUs do not), bf16 or fp16 (dynamic loss scaling); weights, "

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "collectives/store/environment.h"
+#include "compile/options.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
 #include "core/tensor/device_runtime.h"
@@ -18,17 +19,6 @@
 
 namespace tessera::train {
 namespace {
-
-// Flags that are planned but not available in this build.
-struct Unavailable {
-  bool offload = false;
-};
-
-void check_available(const Unavailable& u) {
-  TESSERA_CHECK(
-      !u.offload,
-      "train: --offload is not available yet; more ranks of --strategy fsdp hold less each");
-}
 
 struct DataKind {
   const char* name;  // of KIND:PATH
@@ -128,8 +118,18 @@ void check_values(const Options& o) {
       kStrategies.contains(o.strategy),
       "train: unknown strategy \"{}\"; expected ddp, fsdp, hsdp, tp, fsdp+tp, hsdp+tp or pp",
       o.strategy);
+  TESSERA_CHECK(
+      !o.offload || shards_fully(o),
+      "train: --offload with --strategy {}: it keeps the pieces of fully sharded models in "
+      "memory of the host; give --strategy fsdp, hsdp, fsdp+tp or hsdp+tp",
+      o.strategy);
+  TESSERA_CHECK(
+      !o.offload || !o.compile,
+      "train: --offload with --compile: a compiled step runs on one device, and updates of "
+      "offloaded parameters run on the CPU. Leave one of them out");
   TESSERA_CHECK(o.recompute == "none" || o.recompute == "block" || o.recompute == "selective",
                 "train: unknown --recompute {}; expected none, block or selective", o.recompute);
+  compiler::parse_compile_mode(o.compile_mode);
   TESSERA_CHECK(o.precision == "fp32" || o.precision == "tf32" || o.precision == "bf16" ||
                     o.precision == "fp16",
                 "train: unknown precision \"{}\"; expected fp32, tf32, bf16 or fp16", o.precision);
@@ -213,6 +213,10 @@ void list_devices() {
 
 const models::ModelSpec& spec_of(const Options& o) { return models::find_model("train", o.model); }
 
+bool shards_fully(const Options& o) {
+  return o.strategy.starts_with("fsdp") || o.strategy.starts_with("hsdp");
+}
+
 DType compute_dtype(const Options& o) {
   return o.precision == "bf16" ? kBF16 : o.precision == "fp16" ? kF16 : kF32;
 }
@@ -227,6 +231,10 @@ Device device_of(const Options& o) {
       if (!Device{kind}.is_meta() && runtime_of(kind).count() > 0) device = {kind};
   }
   check_device(device, "train");
+  TESSERA_CHECK(
+      !o.offload || !device.is_cpu(),
+      "train: --offload on the CPU, whose memory is that of the host; leave it out, or give "
+      "--device cuda");
   const bool numbered = o.device.find(':') != std::string::npos;
   if (!device.is_cpu() && !numbered)
     device.index = int8_t(job_environment().local_rank % runtime_of(device).count());
@@ -235,14 +243,12 @@ Device device_of(const Options& o) {
 
 Parsed parse_options(int argc, char** argv) {
   RawOptions o;
-  Unavailable u;
   CLI::App app{"Trains a model, on one rank or under tlaunch on many.", "train"};
   app.set_version_flag("--version", &version_and_libraries);
   app.get_formatter()->column_width(34);
   // If a flag is given twice, the last one counts, so that scripts can append overrides.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (const OptionRow& row : option_table()) row.declare(app, o);
-  app.add_flag("--offload", u.offload)->group("");
   bool devices = false;
   app.add_flag("--devices", devices, "list the devices and libraries of this machine, and end");
 
@@ -260,7 +266,6 @@ Parsed parse_options(int argc, char** argv) {
     // These optimizers add the decay to the gradient, which 0.1 would dominate.
     if (o.optimizer != "adamw" && o.optimizer != "lion" && !given("--weight-decay"))
       o.weight_decay = 0;
-    check_available(u);
     check_values(o);
     check_read(o, given);
   } catch (const UserError& e) {

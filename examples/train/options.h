@@ -35,9 +35,11 @@ struct Options {
   std::string schedule = "constant";
   int64_t warmup = 0;
   std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks
+  bool offload = false;                // what a rank holds is in memory of the host
   std::string backend;
-  std::string device = "auto";     // text: device_of
-  std::string precision = "fp32";  // of products and attention: fp32, tf32, bf16 or fp16
+  std::string device = "auto";           // text: device_of
+  std::string compile_mode = "default";  // as compiler::parse_compile_mode
+  std::string precision = "fp32";        // of products and attention: fp32, tf32, bf16 or fp16
   std::string recompute = "none";  // activations computed again in backward: none, block, selective
   uint64_t seed = 1337;
   bool deterministic = false, exact_contraction = false, compile = false;
@@ -52,6 +54,8 @@ struct Options {
   std::vector<std::pair<std::string, std::string>> set;  // fields of the model's options
 };
 
+/// True for strategies that apply fully_shard.
+bool shards_fully(const Options& options);
 /// Returns the registry's row of --model. Throws UserError where there is none.
 const models::ModelSpec& spec_of(const Options& options);
 /// True if values are random: no --data, or synthetic:.

@@ -76,7 +76,7 @@ class Ddp final : public Strategy {
 class Sharded final : public Strategy {
  public:
   Sharded(const Options& o, const Ref<ProcessGroup>& group, Task& task)
-      : Strategy(task), mesh_(make_mesh(o, group)) {
+      : Strategy(task), mesh_(make_mesh(o, group)), offload_(o.offload) {
     bool tp = mesh_.has_axis("tp");
     std::vector<std::string> dp = mesh_.axes();
     if (tp) dp.pop_back();
@@ -90,6 +90,7 @@ class Sharded final : public Strategy {
       // Every micro-batch is reduced, so fully_shard does not know which is a step's last one.
       fsdp_ = parallel::fully_shard(task.model, {.mesh = mesh_.slice(dp),
                                                  .groups = task.spec->fsdp_groups,
+                                                 .offload = o.offload,
                                                  .tree_accumulation = o.deterministic,
                                                  .sync_buffers = false});
     } else {
@@ -107,9 +108,10 @@ class Sharded final : public Strategy {
     parallel::FsdpMemory m = fsdp_->memory();
     auto mib = [](int64_t bytes) { return double(bytes) / double(1 << 20); };
     return fmt::format(
-        "fully sharded: {:.1f} MiB of parameters on this rank; at most {:.1f} MiB of whole weights "
+        "fully sharded: {:.1f} MiB of parameters {}; at most {:.1f} MiB of whole weights "
         "and {:.1f} MiB of whole gradients at a time",
-        mib(m.sharded), mib(m.gathered_peak), mib(m.gradients_peak));
+        mib(m.sharded), offload_ ? "of this rank in memory of the host" : "on this rank",
+        mib(m.gathered_peak), mib(m.gradients_peak));
   }
 
  private:
@@ -133,6 +135,7 @@ class Sharded final : public Strategy {
   }
 
   DeviceMesh mesh_;
+  const bool offload_;
   std::shared_ptr<parallel::Fsdp> fsdp_;
 };
 

@@ -190,8 +190,9 @@ std::string generate(const Options& o, const Task& task, const std::vector<Named
   return copy.generate(o.sample);
 }
 
-// Says what computes the products of a run in mixed precision.
-std::string precision_story(const Options& o) {
+// Says what computes the products of a run in mixed precision on the CPU.
+std::string precision_story(const Options& o, Device device) {
+  if (!device.is_cpu()) return "";
   switch (compute_dtype(o)) {
     case kBF16:
       return cpu::has_bf16_dot() ? ", products by bf16 dot instructions"
@@ -271,7 +272,7 @@ class Trainer {
       report_.line(fmt::format("{}: {} parameters, {}, {} of {} {}{}{}", o_.model,
                                strategy_->num_parameters(), counted(group_->size(), "rank"),
                                counted(steps_, "step"), o_.batch_size, task_.samples, made_up,
-                               precision_story(o_)));
+                               precision_story(o_, device_)));
     if (!task_.data_story.empty()) report_.line(task_.data_story);
     if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     if (done_ > 0 && done_ >= steps_)
@@ -504,14 +505,14 @@ class Trainer {
   Report report_;
   Profiling profiling_;
   std::optional<Step> pending_;
-  // Of a device: whether the norms of all steps were finite so far.
-  Tensor all_finite_ = full({}, true, {kBool, device_});
+  // Of a device: whether the norms of all steps were finite so far; where the update is computed.
+  Tensor all_finite_ = full({}, true, {kBool, o_.offload ? kCPU : device_});
   Clock::time_point told_{};  // when the last step was reported
   compiler::Compiled<std::function<Update>> compiled_update_{
       [this](const std::vector<BatchTensors>& batches, const Tensor& key) {
         return update_of(batches, key);
       },
-      {.name = "train"}};
+      {.name = "train", .mode = compiler::parse_compile_mode(o_.compile_mode)}};
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""gpt-nano learns on a card as on the CPU: for 300 steps the losses at every 50th step differ by at most 0.02.
+"""gpt-nano learns on a card as on the CPU: the losses at every 50th of 300 steps and the validation loss at the end differ by at most
+0.02.
 
 How: the recipe of learning.py with batches of 4 sequences of 32, on the first 50,000 characters of the text (a tenth of them
 validates at the end, which is long on a virtual card), on both devices from the same seed. The card is the virtual GPU
@@ -22,7 +23,7 @@ RECIPE += " --schedule cosine --warmup 100 --betas 0.9,0.99 --weight-decay 0.1 -
 
 
 def losses(options, device):
-    """Step -> loss."""
+    """Step -> loss, and "validation" -> that of the end."""
     work = options.work / device
     work.mkdir(parents=True, exist_ok=True)
     metrics = work / "metrics.jsonl"
@@ -36,8 +37,9 @@ def losses(options, device):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\nended with status {done.returncode}:\n{done.stdout}{done.stderr}")
-    rows = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    at_end = [row["val_loss"] for row in rows if row.get("event") == "eval" and row["step"] == options.steps]
+    return {row["step"]: row["loss"] for row in rows if "loss" in row} | {"validation": at_end[-1] if at_end else float("nan")}
 
 
 def main():
@@ -52,11 +54,11 @@ def main():
     options.work = options.work or options.build / "card-learning"
     print(f"{options.text}, {common.load()}", flush=True)
     cpu, card = losses(options, "cpu"), losses(options, "cuda")
-    good = len(cpu) == len(card) == options.steps
-    for step in range(EVERY, options.steps + 1, EVERY):
+    good = len(cpu) == len(card) == options.steps + 1
+    for step in [*range(EVERY, options.steps + 1, EVERY), "validation"]:
         apart = abs(cpu.get(step, float("nan")) - card.get(step, float("nan")))
         good &= apart <= LIMIT
-        print(f"step {step:4}: {cpu.get(step)} on the CPU, {card.get(step)} on the card, {apart:.5f} apart (limit {LIMIT})")
+        print(f"{step:>10}: {cpu.get(step)} on the CPU, {card.get(step)} on the card, {apart:.5f} apart (limit {LIMIT})")
     print("ok" if good else "MISSED")
     sys.exit(not good)
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Speed against PyTorch: the same work timed in turn (A B A B) on one core by `bench serve` and by scripts/reference.
+"""Speed against PyTorch: the same work timed in turn (A B A B) on one core or one card by `bench serve` and by scripts/reference.
 
 How: both programs stay alive and are bound to the same core; a sample of one is followed by a sample of the other. Printed
 are medians, the ratio of medians and its 95 % bootstrap interval over pairs. PyTorch runs with the settings of
 scripts/reference/bench_common.py (one thread, tuned libraries). AdamW is compared with each kind that PyTorch has. Beside
 training steps stand the GF/s of their matrix products and convolutions, counted as plain sums take them (also those of rows
 that are zero, which Tessera leaves out, and of 3 x 3, where it multiplies less), and what share that is of the most that the
-core did when measured after each row, in that precision.
+core did when measured after each row, in that precision; on a card the most that a product of large squares does.
 
 Usage: compare_pytorch.py --python NAME=INTERPRETER [--python ...] [--build DIR] [--pairs 11] [--only step,add] [--json FILE]
+                          [--device cpu|cuda|cuda:N]
 """
 
 import json
@@ -54,7 +55,8 @@ class Server:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait()
-            sys.exit(f"{' '.join(self.command)}\nended with status {self.process.returncode}:\n{self.process.stderr.read()}")
+            why = self.process.stderr.read().strip()
+            sys.exit(f"{' '.join(self.command)}: ended with status {self.process.returncode}: {why}")
         return json.loads(line)
 
     def ask(self, line):
@@ -102,7 +104,7 @@ def print_row(what, ours, theirs, gflop=None, peak=None):
 
 def compare(options, name, interpreter):
     """Rows against one PyTorch. One reference program lives at a time, beside ours."""
-    rows, ours, theirs, script = [], Server([program_of(options), "serve"]), None, None
+    rows, ours, theirs, script = [], our_server(options), None, None
     peaks = ours.ask("peak")
     for our_name, program, their_name in ROWS:
         if options.only and our_name not in options.only.split(","):
@@ -111,7 +113,7 @@ def compare(options, name, interpreter):
             if theirs:
                 theirs.close()
             path = common.ROOT / "scripts" / "reference" / program
-            theirs, script = Server([interpreter, str(path), "--serve"]), program
+            theirs, script = Server([interpreter, str(path), "--serve", *device_flags(options)]), program
         if their_name in theirs.header["names"]:
             what = f"{our_name}, {their_name} of PyTorch {theirs.header['torch']}"
             times = in_turn(ours, our_name, theirs, their_name, options.pairs)
@@ -128,6 +130,15 @@ def program_of(options):
     return common.program(options, "bench")
 
 
+def device_flags(options):
+    """Of both programs."""
+    return [] if options.device == "cpu" else ["--device", options.device]
+
+
+def our_server(options):
+    return Server([program_of(options), "serve", *device_flags(options)])
+
+
 def contractions(options):
     """The step against its own contractions as bare oneDNN calls, in two processes in turn."""
     a, b = Server([program_of(options), "serve"]), Server([program_of(options), "serve"])
@@ -141,14 +152,21 @@ def main():
     p.add_argument("--python", action="append", default=[], metavar="NAME=INTERPRETER", help="a Python that has PyTorch")
     p.add_argument("--pairs", type=int, default=11, help="samples of each (default: 11)")
     p.add_argument("--only", help="our names, as in step,add")
+    p.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     p.add_argument("--json", type=Path)
     options = p.parse_args()
     if options.pairs < 9:
         p.error(f"--pairs {options.pairs}: a median takes at least 9")
-    print(f"one thread on one core, {common.load()}")
+    if options.device == "cpu":
+        where = "one thread on one core"
+    else:
+        server = our_server(options)
+        where = server.header["settings"]["description"]
+        server.close()
+    print(f"{where}, {common.load()}")
     print(f"{'':<34} {'Tessera':>12} {'other':>12} {'ratio':>8}   95 % interval   rates of Tessera and the other")
     rows = []
-    if not options.only or "step" in options.only.split(","):
+    if options.device == "cpu" and (not options.only or "step" in options.only.split(",")):
         rows.append(contractions(options))
     for choice in options.python:
         name, _, interpreter = choice.partition("=")
@@ -157,7 +175,7 @@ def main():
         rows += compare(options, name, interpreter)
     print(f"ratio: time of the other over Tessera's; {common.load()}")
     if options.json:
-        options.json.write_text(json.dumps({"load": common.load(), "rows": rows}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"load": common.load(), "device": where, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,17 @@ Two ways to run:
          one JSON line {"name", "ms"} is printed; "free" drops the memory held for the last name and prints {"free":
          true}. An unknown line prints {"error"}. "quit" or the end of stdin ends the program.
 
-Call quiet() before importing torch: it reads the options, pins the process and sets the library variables.
+Call quiet() before importing torch: it reads the options, pins the process and sets the library variables. Programs that take
+--device call use_device() then; what they make inside made_on() is on that device, and wait() returns when it has done all. A
+process whose work a card does is not pinned.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
+import re
 import statistics
 import sys
 
@@ -24,17 +28,29 @@ import sys
 TUNED = {"OPENBLAS_CORETYPE": "SKYLAKEX", "ATEN_CPU_CAPABILITY": "avx512"}
 
 
-def quiet(description, add_options=None):
-    """Parses the options, binds this process to one core and one thread. Returns the options."""
+def device_name(text):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected cpu, cuda or cuda:N")
+    return text
+
+
+def quiet(description, add_options=None, devices=True):
+    """Parses the options, binds this process to one core and one thread. Returns the options. `devices`: takes --device."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("names", nargs="*", help="what to time; everything by default")
     parser.add_argument("--repeats", type=int, default=9, help="samples per name in batch mode")
     parser.add_argument("--serve", action="store_true", help="time on demand, see bench_common.py")
     parser.add_argument("--cpu", type=int, help="core to run on; the last allowed one by default")
     parser.add_argument("--as-shipped", action="store_true", help="leave library settings alone")
+    if devices:
+        parser.add_argument("--device", type=device_name, default="cpu", help="cpu, cuda or cuda:N")
     if add_options:
         add_options(parser)
     options = parser.parse_args()
+    if devices and options.device != "cpu":
+        if options.cpu is not None:
+            parser.error(f"--cpu {options.cpu}: a process is not bound to a core with --device {options.device}")
+        return options
     if options.cpu is None:
         options.cpu = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {options.cpu})
@@ -46,6 +62,33 @@ def quiet(description, add_options=None):
     return options
 
 
+wait = lambda: None  # returns when the device has done all
+
+
+def use_device(program, options):
+    """Ends the program where PyTorch cannot use options.device; prepares it, with products of f32 as in Tessera, else."""
+    global wait
+    if options.device == "cpu":
+        return
+    import torch
+
+    index = int(options.device.partition(":")[2] or 0)
+    cards = torch.cuda.device_count()
+    if index >= cards:
+        found = f"{cards} cards" if cards else "no card"
+        sys.exit(f"{program}: --device {options.device}: PyTorch {torch.__version__} finds {found}; use cpu, or install a driver and a PyTorch with CUDA")
+    torch.cuda.set_device(index)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    wait = torch.cuda.synchronize
+
+
+def made_on(options):
+    """A context in which tensors are made on options.device. It slows small operations, so nothing is timed in it."""
+    import torch
+
+    return contextlib.nullcontext() if options.device == "cpu" else torch.device(options.device)
+
+
 def give_back():
     """Returns freed memory to the system, so that large cases do not add up."""
     ctypes.CDLL(None).malloc_trim(0)
@@ -55,7 +98,9 @@ def run(program, samplers, options, free):
     """Runs in the mode asked for. `free()` drops what the samplers hold between samples."""
     import torch
 
-    torch.set_num_threads(1)
+    on_card = getattr(options, "device", "cpu") != "cpu"
+    if not on_card:
+        torch.set_num_threads(1)
     unknown = set(options.names) - set(samplers)
     if unknown:
         sys.exit(f"{program}: unknown {sorted(unknown)}, one of {sorted(samplers)}")
@@ -63,11 +108,10 @@ def run(program, samplers, options, free):
     header = {
         "program": program,
         "torch": torch.__version__,
-        "settings": {
-            "cpu": options.cpu,
-            "threads": 1,
-            **{name: os.environ.get(name) for name in TUNED},
-        },
+        "settings": {"device": options.device, "card": torch.cuda.get_device_name(), "cuda": torch.version.cuda,
+                     "cudnn": torch.backends.cudnn.version()}
+        if on_card
+        else {"cpu": options.cpu, "threads": 1, **{name: os.environ.get(name) for name in TUNED}},
     }
     if options.serve:
         serve({**header, "names": names}, samplers, names, free)

@@ -17,7 +17,7 @@ def add_options(parser):
 
 
 def main():
-    options = bench_common.quiet(__doc__, add_options)
+    options = bench_common.quiet(__doc__, add_options, devices=False)
     import torch
     from resnet import ResNet
     from torch.ao.quantization import get_default_qconfig_mapping

@@ -1,4 +1,4 @@
-"""Times single operations of PyTorch on one pinned thread, fp32 but for names with _bf16.
+"""Times single operations of PyTorch on one pinned thread, or on a card, fp32 but for names with _bf16.
 
   cross_entropy   F.cross_entropy of [8192, 50304] logits, forward and backward (the gradient is allocated each time)
   adamw           one AdamW step over the parameters of GPT-2 small (148 tensors, 124.5 M values), one tensor at a time
@@ -14,9 +14,10 @@
   attention       causal, 4 sequences of 1024, 12 heads of 64; attention_grad: and backward. scaled_dot_product_attention
                   where PyTorch has it, the plain form elsewhere
 
-How: a sample is the median of a few runs of so many calls that they can be timed. The large operations hold their memory (5 GiB and 2 GiB) until another name is asked for or "free" is.
+How: a sample is the median of a few runs of so many calls that they can be timed; on a card the program waits for it once,
+after the last call of a run. The large operations hold their memory (5 GiB and 2 GiB) until another name is asked for or "free" is.
 
-Usage: bench_ops.py [NAME...] [--repeats N] [--serve] [--cpu N] [--as-shipped]
+Usage: bench_ops.py [NAME...] [--repeats N] [--serve] [--cpu N] [--as-shipped] [--device cpu|cuda|cuda:N]
 The modes and what they print are in bench_common.py.
 """
 
@@ -29,13 +30,14 @@ import bench_common
 class Workloads:
     """Builds each workload when it is first asked for and keeps only the last one."""
 
-    def __init__(self):
-        self.name, self.once, self.inner = None, None, 0
+    def __init__(self, options):
+        self.name, self.once, self.inner, self.options = None, None, 0, options
 
     def sample(self, name):
         if name != self.name:
             self.free()
-            self.once, self.inner = BUILDERS[name]()
+            with bench_common.made_on(self.options):
+                self.once, self.inner = BUILDERS[name]()
             self.name = name
         return statistics.median(self.once() for _ in range(self.inner))
 
@@ -48,8 +50,10 @@ def timed(work):
     """Function that runs `work` once and returns milliseconds."""
 
     def once():
+        bench_common.wait()
         begin = time.perf_counter()
         work()
+        bench_common.wait()
         return (time.perf_counter() - begin) * 1e3
 
     return once
@@ -59,9 +63,9 @@ def cross_entropy():
     import torch
     from torch.nn import functional as F
 
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(8192, 50304, generator=generator).requires_grad_()
-    targets = torch.randint(50304, (8192,), generator=generator)
+    torch.manual_seed(0)
+    logits = torch.randn(8192, 50304).requires_grad_()
+    targets = torch.randint(50304, (8192,))
 
     def work():
         logits.grad = None
@@ -81,10 +85,10 @@ def gpt2_shapes():
 def adamw(**options):
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    parameters = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in gpt2_shapes()]
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(s)) for s in gpt2_shapes()]
     for p in parameters:
-        p.grad = torch.randn(p.shape, generator=generator)
+        p.grad = torch.randn(p.shape)
     optimizer = torch.optim.AdamW(
         parameters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, **options
     )
@@ -102,6 +106,7 @@ def small(make, calls=20000):
         begin = time.perf_counter()
         for _ in range(calls):
             call()
+        bench_common.wait()
         return (time.perf_counter() - begin) * 1e3 / calls
 
     return once, 5
@@ -134,12 +139,14 @@ def repeated(make):
     call = make(torch)
     begin = time.perf_counter()
     call()
+    bench_common.wait()
     calls = max(1, int(0.01 / max(time.perf_counter() - begin, 1e-6)))
 
     def once():
         begin = time.perf_counter()
         for _ in range(calls):
             call()
+        bench_common.wait()
         return (time.perf_counter() - begin) * 1e3 / calls
 
     return once, 5
@@ -249,12 +256,12 @@ BUILDERS = {
 }
 
 
-def fused_works():
-    """Whether this PyTorch has a fused AdamW for the CPU."""
+def fused_works(options):
+    """Whether this PyTorch has a fused AdamW for the device."""
     import torch
 
-    p = torch.nn.Parameter(torch.zeros(1))
-    p.grad = torch.zeros(1)
+    p = torch.nn.Parameter(torch.zeros(1, device=options.device))
+    p.grad = torch.zeros_like(p)
     try:
         torch.optim.AdamW([p], fused=True).step()
     except (TypeError, RuntimeError):
@@ -264,8 +271,9 @@ def fused_works():
 
 def main():
     options = bench_common.quiet("Times operations of PyTorch.")
-    workloads = Workloads()
-    names = [name for name in BUILDERS if name != "adamw_fused" or fused_works()]
+    bench_common.use_device("bench_ops", options)
+    workloads = Workloads(options)
+    names = [name for name in BUILDERS if name != "adamw_fused" or fused_works(options)]
     samplers = {name: (lambda name=name: workloads.sample(name)) for name in names}
     bench_common.run("bench_ops", samplers, options, workloads.free)
 

@@ -8,6 +8,7 @@
 #include "compile/compile.h"
 #include "core/core.h"
 #include "core/tensor/device_runtime.h"
+#include "parallel/fsdp.h"
 #include "tests/compile/training.h"
 #include "tests/support/on_card.h"
 #include "tests/support/temp_folder.h"
@@ -36,6 +37,20 @@ void expect_close(const Tensor& a, const Tensor& b, double tolerance) {
   EXPECT_TRUE(allclose(a.cpu().to(kF64), b.cpu().to(kF64), tolerance, tolerance))
       << to_string(a) << "\n"
       << to_string(b);
+}
+
+TEST_F(CompiledOnCard, OffloadedParametersAreRefused) {
+  auto model = nn::linear(4, 4);
+  parallel::fully_shard(*model, {.offload = true});
+  auto step = compile([&](const Tensor& x) { return sum((*model)(x)); });
+  try {
+    step(drawn({2, 4}, 1));
+    ADD_FAILURE() << "no error";
+  } catch (const UserError& e) {
+    EXPECT_NE(std::string(e.what()).find("fully_shard: offloaded parameters in a compiled"),
+              std::string::npos)
+        << e.what();
+  }
 }
 
 // Products are not fused, so that there are several kernels, which a graph of the device has.
@@ -234,6 +249,29 @@ TEST_F(CompiledOnCard, WhatWasRefusedBeforeACaptureDoesNotEndIt) {
   expect_contains(error_of([&] { f(ids); }), "the id 12");  // captured, and then thrown
   for (int k = 0; k < 3; ++k) EXPECT_NO_THROW(f(ids).sum().item<float>());
   EXPECT_EQ(f.report().device_graphs, 1);
+}
+
+// The gradients of q, k and v are written into that of the projection that they are parts of.
+TEST_F(CompiledOnCard, AttentionReadsAndWritesAProjection) {
+  const auto plain = [&](const Tensor& leaf) {
+    Tensor x = leaf.detach().requires_grad_();
+    Tensors parts = unbind(x, 2);
+    for (Tensor& p : parts) p = permute(p, {0, 2, 1, 3});
+    const Tensor y = scaled_dot_product_attention(parts[0], parts[1], parts[2], {.causal = true});
+    sum(square(permute(y, {0, 2, 1, 3}))).backward();
+    return x.grad();
+  };
+  auto f = compile(plain);
+  for (int k = 0; k < 5; ++k) {
+    const Tensor x = drawn({2, 9, 3, 4, 8}, k).to(kBF16);
+    expect_close(f(x), plain(x), 3e-2);
+  }
+  EXPECT_EQ(f.report().compiled, 1) << f.report().unoptimised;
+  const Tensor x = drawn({2, 9, 3, 4, 8}, 5).to(kBF16);
+  Profiler profiler;
+  f(x);
+  for (const ProfileEvent& e : profiler.profile()->events())
+    for (const char* copy : {"cat", "stack", "copy", "contiguous"}) EXPECT_NE(e.name, copy);
 }
 
 TEST_F(CompiledOnCard, HeadsTooWideForTheKernelsAreBetweenGraphs) {

@@ -24,7 +24,8 @@ using testing::Gt;
 class RanksOnCards : public test::OnCard {
  protected:
   // Compares compiled steps with eager ones; `graphs`: those that a compiled step launches.
-  void compare(const Case& c, const testing::Matcher<int>& graphs, bool deterministic = false) {
+  void compare(const Case& c, const testing::Matcher<int>& graphs, bool deterministic = false,
+               compiler::CompileMode mode = compiler::CompileMode::kDefault) {
     if (runtime_of(card_).count() < c.ranks) GTEST_SKIP() << c.ranks << " cards are needed";
     run_ranks(c.ranks, [&](ProcessGroup& group) {
       const DeviceScope scope({card_.kind, int8_t(group.rank())});
@@ -32,11 +33,16 @@ class RanksOnCards : public test::OnCard {
       int64_t data_rank = group.rank();
       if (!c.mesh.empty()) data_rank = init_device_mesh(c.mesh).coordinate(c.data_axis);
       test::wrapped::Training eager(c, data_rank), compiled(c, data_rank);
-      auto step = compile([&](const std::vector<Tensor>& batch) { return compiled.step(batch); });
-      for (int64_t k = 0; k < 6; ++k) {
+      auto step = compile([&](const std::vector<Tensor>& batch) { return compiled.step(batch); },
+                          {.mode = mode});
+      const Device card = default_device();
+      int64_t memory = 0;
+      for (int64_t k = 0; k < 8; ++k) {
+        if (k == 6) memory = memory_stats(card).system_calls;
         const Tensors want = eager.step(eager.batch(k)), got = step(compiled.batch(k));
         for (size_t i = 0; i < want.size(); ++i) expect_close(got[i], want[i], 2e-5);
       }
+      EXPECT_EQ(memory_stats(card).system_calls, memory) << "memory of the driver in a steady step";
       const auto want = eager.state(), got = compiled.state();
       for (size_t i = 0; i < want.size(); ++i) {
         SCOPED_TRACE(want[i].name);
@@ -65,6 +71,12 @@ TEST_F(RanksOnCards, AStepOfTensorParallelIsOneGraph) {
 }
 TEST_F(RanksOnCards, AStepOfFsdpWithTensorParallelIsOneGraph) {
   compare(test::wrapped::fsdp_with_tensor_parallel(false), Eq(1));
+}
+TEST_F(RanksOnCards, StepsBesideEachOtherAndBesideCollectives) {
+  setenv("TESSERA_COMPILE_STREAMS", "several", 1);
+  for (const Case& c : {test::wrapped::fsdp({}), test::wrapped::tensor_parallel(false)})
+    compare(c, Eq(1), false, compiler::CompileMode::kMaxAutotune);
+  unsetenv("TESSERA_COMPILE_STREAMS");
 }
 TEST_F(RanksOnCards, StagedReductionsDivideAStep) {
   compare(test::wrapped::ddp({.bucket_bytes = 1024}), Gt(1), /*deterministic=*/true);

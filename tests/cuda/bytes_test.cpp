@@ -113,8 +113,7 @@ struct Bound {
 const std::map<std::string, Bound, std::less<>> kBounds = {
     {"adam", {.read = 4}},
     {"add", {.read = 1.6}},  // a bias is read for each row
-    {"attention", {.read = 2, .written = 3.7, .launches = 4}},
-    {"attention_grad", {.read = 3.6, .written = 2.4, .launches = 7}},
+    {"attention_grad", {.read = 2.8, .written = 1.1, .launches = 3}},
     {"cat", {.launches = 3}},
     {"contract", {.read = 1.2}},
     // Statistics are partial results and their join; a row of each channel is read again.

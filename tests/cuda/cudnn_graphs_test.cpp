@@ -20,6 +20,8 @@ namespace fs = std::filesystem;
 using dnn::AttentionProblem;
 using dnn::ConvKind;
 using dnn::ConvProblem;
+using dnn::Extents;
+using dnn::Graph;
 
 class CudnnCompiles : public testing::TestWithParam<std::string> {
  protected:
@@ -38,21 +40,25 @@ class CudnnCompiles : public testing::TestWithParam<std::string> {
   template <class Problem>
   void expect_plan(const std::string& name, const Problem& p, dnn::Demands demands = {}) {
     std::string why;
-    const auto plan =
-        graph_of(*cudnn(), p).compile({nullptr, device_->at()}, demands, nullptr, why);
-    EXPECT_TRUE(plan) << name << ": " << why;
-    if (!plan) return;
+    const dnn::Plans plans = compile(p, demands, nullptr, why);
+    EXPECT_EQ(plans.size(), 1u) << name << ": " << why;
+    if (plans.empty()) return;
+    const auto& plan = plans[0];
     ++compiled_;
     most_scratch_ = std::max(most_scratch_, plan->workspace_bytes());
     // The choice that is kept on disk finds the engine again, without suggestions.
     if (compiled_ % 8 != 1) return;
     const auto kept = dnn::engine_of(text_of(plan->engine()));
     ASSERT_TRUE(kept) << text_of(plan->engine());
-    const auto again =
-        graph_of(*cudnn(), p).compile({nullptr, device_->at()}, demands, &*kept, why);
-    ASSERT_TRUE(again) << name << ": " << why;
-    EXPECT_EQ(text_of(again->engine()), text_of(plan->engine())) << name;
-    EXPECT_EQ(again->workspace_bytes(), plan->workspace_bytes()) << name;
+    const dnn::Plans again = compile(p, demands, &*kept, why);
+    ASSERT_EQ(again.size(), 1u) << name << ": " << why;
+    EXPECT_EQ(text_of(again[0]->engine()), text_of(plan->engine())) << name;
+    EXPECT_EQ(again[0]->workspace_bytes(), plan->workspace_bytes()) << name;
+  }
+  template <class Problem>
+  dnn::Plans compile(const Problem& p, dnn::Demands demands, const dnn::Engine* kept,
+                     std::string& why, size_t most = 1) {
+    return graph_of(*cudnn(), p).compile({nullptr, device_->at()}, demands, kept, most, why);
   }
   void TearDown() override {
     if (compiled_)
@@ -106,6 +112,102 @@ TEST_P(CudnnCompiles, EveryConvolutionOfResNet50) {
                     square(kind, dnn::kBFloat16, kBatch, in, extent, out, kernel, stride),
                     {.deterministic = deterministic});
 }
+TEST_P(CudnnCompiles, SumsOfConvolutionsOfResNet50) {
+  int k = 0;
+  for (const auto& [in, extent, out, kernel, stride] : resnet50()) {
+    if (k++ % 4) continue;
+    ConvProblem p = square(ConvKind::kForward, dnn::kBFloat16, 32, in, extent, out, kernel, stride);
+    p.statistics = 1;
+    expect_plan(fmt::format("sums of {} x {} to {}, {} x {}, stride {}", in, extent, out, kernel,
+                            kernel, stride),
+                p);
+  }
+}
+/// What the library says of graphs around one convolution of ResNet, in bf16.
+class CudnnFuses : public CudnnCompiles {
+ protected:
+  using Value = dnn::Graph::Value;
+  struct Around {
+    Graph& g;
+    const Extents x, w, y, of_x, of_y;  // the last two: a number for each channel
+    const Graph::Window window;
+    Value lying(const Extents& e, int type = dnn::kBFloat16) {
+      return g.tensor(e, dnn::last_strides(e), type);
+    }
+    Value inner(const Extents& e, int type = dnn::kFloat) {
+      return g.inner(e, dnn::last_strides(e), type);
+    }
+    Value with(int mode, Value a, Value b, const Extents& e) {
+      const Value r = inner(e);
+      return g.pointwise(mode, a, b, r), r;
+    }
+    // relu(x scale + bias), in bf16 within the graph.
+    Value normalised() {
+      const Value scaled = with(dnn::kMul, lying(x), lying(of_x), x),
+                  moved = with(dnn::kAdd, scaled, lying(of_x), x),
+                  result = inner(x, dnn::kBFloat16);
+      return g.pointwise(dnn::kReluForward, moved, Graph::kNone, result), result;
+    }
+  };
+  bool fuses(int64_t in, int64_t kernel, int64_t stride, FunctionRef<void(Around&)> make) {
+    const ConvProblem p =
+        square(ConvKind::kForward, dnn::kBFloat16, 32, in, 56, 64, kernel, stride);
+    Graph g(*cudnn());
+    Around around{g,
+                  {p.x, p.x + 4},
+                  {p.w, p.w + 4},
+                  {p.y, p.y + 4},
+                  {1, in, 1, 1},
+                  {1, 64, 1, 1},
+                  {{p.begin, p.begin + 2}, {p.end, p.end + 2}, {stride, stride}, {1, 1}}};
+    make(around);
+    std::string why;
+    return !g.compile({nullptr, device_->at()}, {}, nullptr, 1, why).empty();
+  }
+};
+// Batch-norm in inference: a scale and a bias of each channel, a residual, relu.
+TEST_P(CudnnFuses, WhatFollowsAConvolution) {
+  for (bool residual : {false, true})
+    for (const auto& [in, kernel, stride] : {std::array<int64_t, 3>{64, 3, 1}, {3, 7, 2}})
+      EXPECT_TRUE(fuses(in, kernel, stride, [&](Around& a) {
+        Value y = a.inner(a.y);
+        a.g.convolution(ConvKind::kForward, a.lying(a.x), a.lying(a.w), y, a.window);
+        y = a.with(dnn::kMul, y, a.lying(a.of_y, dnn::kFloat), a.y);
+        y = a.with(dnn::kAdd, y, a.lying(a.of_y, dnn::kFloat), a.y);
+        if (residual) y = a.with(dnn::kAdd, y, a.lying(a.y), a.y);
+        a.g.pointwise(dnn::kReluForward, y, Graph::kNone, a.lying(a.y));
+      })) << in;
+}
+// Batch-norm in training, of the operand: not where channels are no multiple of 8, nor before the
+// gradient of the weight.
+TEST_P(CudnnFuses, WhatPrecedesAConvolution) {
+  for (bool sums : {false, true})
+    for (int64_t in : {64, 3})
+      EXPECT_EQ(fuses(in, 3, 1,
+                      [&](Around& a) {
+                        const Value x = a.normalised(), y = a.lying(a.y);
+                        a.g.convolution(ConvKind::kForward, x, a.lying(a.w), y, a.window);
+                        if (sums)
+                          a.g.statistics(y, a.lying(a.of_y, dnn::kFloat),
+                                         a.lying(a.of_y, dnn::kFloat));
+                      }),
+                in == 64);
+  EXPECT_FALSE(fuses(64, 3, 1, [&](Around& a) {
+    const Value x = a.normalised();
+    a.g.convolution(ConvKind::kGradWeight, x, a.lying(a.w), a.lying(a.y), a.window);
+  }));
+}
+// Of which the fastest is chosen by time.
+TEST_P(CudnnCompiles, SeveralEnginesForAConvolution) {
+  std::string why;
+  for (int type : {dnn::kBFloat16, dnn::kFloat}) {
+    const ConvProblem p = square(ConvKind::kForward, type, 32, 128, 28, 128, 3, 1);
+    std::set<std::string> names;
+    for (const auto& plan : compile(p, {.full_precision = type == dnn::kFloat}, nullptr, why, 4))
+      names.insert(text_of(plan->engine()));
+    EXPECT_EQ(names.size(), 4u) << why;
+  }
+}
 TEST_P(CudnnCompiles, ConvolutionsOfOtherTypesWithoutTf32) {
   for (int type : {dnn::kFloat, dnn::kHalf})
     for (ConvKind kind : {ConvKind::kForward, ConvKind::kGradInput, ConvKind::kGradWeight})
@@ -117,20 +219,36 @@ TEST_P(CudnnCompiles, ConvolutionsOfOtherTypesWithoutTf32) {
       }
 }
 
+/// `places` of heads whose rows are `width` long, dense; or each place's heads side by side, in a
+/// tensor of `packed` such.
+dnn::HeadStrides lying(const AttentionProblem& p, int64_t places, int64_t width, int packed) {
+  if (!packed) return {p.heads * places * width, places * width, width};
+  return {p.heads * places * width * packed, width, p.heads * width * packed};
+}
+void lie(AttentionProblem& p, bool packed) {
+  const int three = packed ? 3 : 0, one = packed ? 1 : 0;
+  p.q = p.dq = lying(p, p.queries, p.width, three), p.k = p.dk = lying(p, p.keys, p.width, three);
+  p.v = p.dv = lying(p, p.keys, p.value_width, three);
+  p.out = p.g = lying(p, p.queries, p.value_width, one);
+}
+
 TEST_P(CudnnCompiles, AttentionOfTheBenchsModels) {
   struct Model {
     const char* name;
     int64_t batch, heads, positions, width;
-    bool causal;
+    bool causal, packed;
   };
-  for (const Model& m :
-       {Model{"BERT-base", 32, 12, 128, 64, false}, Model{"BERT-large", 16, 16, 512, 64, false},
-        Model{"GPT-2 124M", 8, 12, 1024, 64, true}, Model{"LLaMA-8B", 1, 32, 4096, 128, true},
-        Model{"odd positions", 2, 3, 77, 40, true}}) {
+  for (const Model& m : {Model{"BERT-base", 32, 12, 128, 64, false, true},
+                         Model{"BERT-large", 16, 16, 512, 64, false, true},
+                         Model{"GPT-2 124M", 8, 12, 1024, 64, true, true},
+                         Model{"LLaMA-8B", 1, 32, 4096, 128, true, false},
+                         Model{"odd positions", 2, 3, 77, 40, true, true},
+                         Model{"odd and dense", 2, 3, 77, 40, false, false}}) {
     AttentionProblem p;
     p.causal = m.causal, p.scale = 0.125, p.batch = m.batch, p.heads = m.heads;
     p.queries = p.keys = m.positions, p.width = p.value_width = m.width;
     ASSERT_TRUE(takes(p, cudnn()->version)) << m.name;
+    lie(p, m.packed);
     expect_plan(m.name, p, {.deterministic = true});
     p.gradient = 1;
     if (!takes(p, cudnn()->version)) continue;
@@ -144,14 +262,17 @@ TEST_P(CudnnCompiles, NoAttentionOfOtherWidths) {
   for (int64_t width : {4, 12}) {
     AttentionProblem p;
     p.batch = 2, p.heads = 3, p.queries = p.keys = 16, p.width = p.value_width = width;
+    lie(p, false);
     EXPECT_FALSE(takes(p, cudnn()->version));
     std::string why;
-    EXPECT_FALSE(graph_of(*cudnn(), p).compile({nullptr, device_->at()}, {}, nullptr, why));
+    EXPECT_TRUE(compile(p, {}, nullptr, why).empty());
     EXPECT_NE(why, "");
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudnnCompiles, testing::Values("h200"),
+                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Devices, CudnnFuses, testing::Values("h200"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -3,8 +3,10 @@
 // beside the steps that follow them.
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <numeric>
+#include <thread>
 
 #include "collectives/process_group.h"
 #include "core/backend/cuda/pinned.h"
@@ -13,26 +15,14 @@
 #include "examples/models/gpt.h"
 #include "parallel/checkpoint/training_state.h"
 #include "tests/cuda/card.h"
+#include "tests/cuda/counters.h"
+#include "tests/cuda/gate.h"
+#include "tests/cuda/windows.h"
 
 namespace tessera::cuda {
 namespace {
 
 class CudaTraining : public OnCard {};
-
-// Tokens that follow from the sample's number.
-class Windows final : public data::Dataset {
- public:
-  int64_t size() const override { return 0; }
-  data::Batch allocate(int64_t rows) const override {
-    return {empty({rows, 6}, kI64), empty({rows, 6}, kI64)};
-  }
-  void read(const data::Sample& s, int64_t row, const data::Batch& to) const override {
-    for (int64_t t = 0; t < 6; ++t) {
-      to.inputs.data<int64_t>()[row * 6 + t] = (s.number * 7 + t * t) % 11;
-      to.targets.data<int64_t>()[row * 6 + t] = (s.number * 7 + (t + 1) * (t + 1)) % 11;
-    }
-  }
-};
 
 struct Training {
   explicit Training(Device device)
@@ -106,6 +96,62 @@ TEST_F(CudaTraining, BatchesComeFromPinnedMemory) {
     }
   }
   EXPECT_EQ(sums.item<int64_t>(), want);
+}
+
+/// Windows that count what has been read.
+class CountedWindows final : public data::Dataset {
+ public:
+  int64_t size() const override { return windows_.size(); }
+  data::Batch allocate(int64_t rows) const override { return windows_.allocate(rows); }
+  void read(const data::Sample& s, int64_t row, const data::Batch& to) const override {
+    windows_.read(s, row, to);
+    ++rows;
+  }
+  mutable std::atomic<int64_t> rows = 0;
+
+ private:
+  Windows windows_;
+};
+
+// next() enqueues the copy of the batch after the one that it returns, and that copy ends although
+// the kernels before it have not.
+TEST_F(CudaTraining, TheNextBatchArrivesBesideTheStepBefore) {
+  const Device card = device_of(0);
+  constexpr int64_t kRows = 10;
+  const auto dataset = std::make_shared<CountedWindows>();
+  data::DataLoader loader(
+      dataset,
+      data::DataLoaderOptions{.batch_size = kRows, .repeat = true, .prefetch = 3, .device = card});
+  const auto copies_end = [&] {
+    const auto hung = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    for (int turn : {0, 1}) {
+      const Ref<Event> copied = runtime_of(card).record(runtime_of(card).copy_stream(0, turn));
+      while (copied && !copied->done()) {
+        if (std::chrono::steady_clock::now() > hung) return false;
+        std::this_thread::yield();
+      }
+    }
+    return true;
+  };
+  for (int64_t b = 0; b < 5; ++b) {
+    // One thread reads: a batch is complete when the one after it has begun.
+    while (dataset->rows <= kRows * (b + 2)) std::this_thread::yield();
+    ASSERT_TRUE(copies_end());
+    Gate gate(stream_);
+    const int64_t copies = runs_so_far("copy to the device"), waits = host_waits();
+    const Tensor total = sum(loader.next()->inputs);
+    EXPECT_EQ(host_waits(), waits);
+    const Ref<Event> computed = runtime_of(card).record(stream_);
+    EXPECT_TRUE(copies_end());
+    EXPECT_FALSE(computed->done());
+    const int64_t batches = b == 0 ? 2 : 1;  // of three tensors
+    EXPECT_TRUE(copies < 0 || runs_so_far("copy to the device") == copies + 3 * batches) << b;
+    gate.open();
+    int64_t want = 0;
+    for (int64_t n = kRows * b; n < kRows * (b + 1); ++n)
+      for (int64_t t = 0; t < 6; ++t) want += (n * 7 + t * t) % 11;
+    EXPECT_EQ(total.item<int64_t>(), want);
+  }
 }
 
 std::string folder_for(const char* what) {

@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 // Seven rounds of a machine that gets slower, and once is much slower in one phase: ratios within a
 // round are 0.9, 0.95, .. except for that one.
 Json seven_rounds() {
-  Json job{{"batch_size", 4}, {"steps", 3}, {"cores", {2, 3}}};
+  Json job{{"scaling", "weak"}, {"ranks", 2}, {"batch_size", 4}, {"steps", 3}, {"cores", {2, 3}}};
   for (int r = 0; r < 7; ++r) {
     double pace = 1 + 0.1 * r;
     job["solo_ms"].push_back(9 * pace);
@@ -36,9 +36,9 @@ int count(const std::string& text, const std::string& pattern) {
 
 TEST(ScalingReport, RatiosAreTakenWithinARound) {
   Efficiency e = efficiency_of("toy fp32 x2", seven_rounds());
-  EXPECT_DOUBLE_EQ(e.weak.median, 0.9);
-  EXPECT_DOUBLE_EQ(e.weak.low, 0.117);  // the slow round is in the interval, not in the median
-  EXPECT_DOUBLE_EQ(e.weak.high, 0.9);
+  EXPECT_DOUBLE_EQ(e.scaling.median, 0.9);
+  EXPECT_DOUBLE_EQ(e.scaling.low, 0.117);  // the slow round is in the interval, not in the median
+  EXPECT_DOUBLE_EQ(e.scaling.high, 0.9);
   EXPECT_DOUBLE_EQ(e.bound.median, 9 / 9.5);
   EXPECT_DOUBLE_EQ(e.communication.median, 0.95);
   EXPECT_DOUBLE_EQ(e.lockstep.median, 0.97);
@@ -55,9 +55,25 @@ TEST(ScalingReport, JsonHasWhatTheRowHas) {
   EXPECT_DOUBLE_EQ(json["communication"]["median"], 0.95);
 }
 
+TEST(ScalingReport, RanksThatShareTheBatchOfOneAreMeasuredByItsPart) {
+  Json job = seven_rounds();
+  job["scaling"] = "strong";
+  for (Json& ms : job["solo_ms"]) ms = ms.get<double>() * 2;
+  Efficiency e = efficiency_of("toy", job), weak = efficiency_of("toy", seven_rounds());
+  EXPECT_DOUBLE_EQ(e.scaling.median, weak.scaling.median);
+  EXPECT_DOUBLE_EQ(e.bound.median, weak.bound.median);
+  EXPECT_DOUBLE_EQ(e.communication.median, weak.communication.median);
+  Json json = to_json(e);
+  EXPECT_EQ(json.at("strong_scaling").at("median"), e.scaling.median);
+  EXPECT_FALSE(json.contains("weak_scaling"));
+  EXPECT_NE(efficiency_head(true).find("strong scaling"), std::string::npos);
+  EXPECT_NE(efficiency_legend(true).find("solo / ranks / ddp"), std::string::npos);
+  EXPECT_NE(to_svg(chart_of({e}, "")).find(">strong scaling<"), std::string::npos);
+}
+
 TEST(ScalingReport, EveryColumnOfTheLineStandsUnderItsHead) {
   Json job = seven_rounds();
-  std::string head = efficiency_head(), line = line_of(efficiency_of("toy fp32 x2", job), job);
+  std::string head = efficiency_head(false), line = line_of(efficiency_of("toy fp32 x2", job), job);
   auto under = [&](const char* title, const std::string& value) {
     EXPECT_EQ(line.substr(head.find(title), value.size()), value) << head << "\n" << line;
   };

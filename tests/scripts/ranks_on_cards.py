@@ -2,10 +2,12 @@
 """ranks_on_cards.py ON_VIRTUAL_GPU LIBRARIES TRAIN TLAUNCH: two ranks of `train`, each with a card of its own, learn what two ranks on
 the CPU learn: losses agree within rounding, whatever the strategy, in orders of the card's work that seeds draw and in checked mode,
 which would find an event that is missing. A rank that is killed, hangs in a collective, or gets an error of NCCL ends the job soon,
-with one error that names it. Ranks that share a card pass through the host, which is said in one line.
+with one error that names it. Ranks that share a card pass through the host, which is said in one line. What two cards save, four ranks of the
+CPU load with the same bits, and the other way round.
 """
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,6 +57,40 @@ status, losses, output, _ = run(["--device", "cuda"], devices=1)
 worst = max(abs(a - b) / abs(b) for a, b in zip(losses, on_cpu, strict=True))
 expect(status == 0 and worst < 1e-5, f"two ranks on one card: status {status}, losses {losses}", output)
 expect(output.count("ranks 0 and 1 share card") == 1, "two ranks on one card: not said once", output)
+
+
+RUNS = os.path.join(WORK.name, "runs")
+
+
+def hash_of(strategy, device, options=(), how=(), ranks=2, steps=4):
+    """The hash of all parameters at the end of a run in fp16."""
+    status, _, output, _ = run(["--strategy", strategy, "--device", device, "--precision", "fp16", *options], how=how, ranks=ranks,
+                               steps=steps)  # fmt: skip
+    expect(status == 0, f"{strategy} on {device}, {options}: status {status}", output)
+    expect(device == "cpu" or "every CPU" not in output, f"{strategy} on {device}: told of the CPU", output)
+    with open(os.path.join(WORK.name, "metrics"), encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines][-1]["params_xxh128"]
+
+
+def resumed(strategy, device, steps, more=(), **how):
+    return hash_of(strategy, device, ["--checkpoint", RUNS, "--resume", *more], steps=steps, **how)
+
+
+# A save has the bits of its step, although the next steps go on while it is copied: with as many steps, a run that resumes has nothing
+# left to do but to say them.
+four = hash_of("fsdp", "cuda", ["--checkpoint", RUNS, "--save-every", "2"], how=["--seed", "6"])
+expect(resumed("fsdp", "cpu", 4, ranks=4) == four, "four ranks of the CPU loaded other bits than two cards have saved", "")
+two = hash_of("fsdp", "cuda", how=["--seed", "late"], steps=2)
+shutil.rmtree(os.path.join(RUNS, "step-000000004"))
+os.remove(os.path.join(RUNS, "latest"))
+expect(resumed("fsdp", "cpu", 2, ranks=4) == two, "a later step is in a save of two cards", "")
+six = resumed("fsdp", "cpu", 6, ranks=4)
+expect(resumed("ddp", "cuda", 6, how=["--seed", "7"]) == six, "two cards loaded other bits than four ranks of the CPU have saved", "")
+print("two cards and four ranks of the CPU save and load the same bits")
+for how in (["--seed", "8"], ["--seed", "9", "--check"]):
+    expect(hash_of("fsdp", "cuda", ["--offload"], how=how) == four, f"offloaded parameters have other bits, {how}", "")
+expect(resumed("fsdp+tp", "cuda", 6, more=["--mesh", "dp=2,tp=1", "--offload"]) == six, "offloaded parameters are loaded with other bits", "")
+print("parameters in memory of the host have the bits of those on cards")
 
 
 def expect_end(words, what, options=(), environment=None):

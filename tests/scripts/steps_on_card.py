@@ -31,6 +31,7 @@ GPT = ["--set", "layers=2", "--set", "dim=32", "--set", "dropout=0.1", "--seq-le
 MODELS = {
     "mlp": ([], 52, 37, 2),
     "gpt-nano": (GPT, 191, 158, 2),
+    "gpt-nano in fp16": ([*GPT, "--precision", "fp16"], 259, 180, 2),  # the loss scale is not read
     "resnet18": (["--image-size", "32", "--set", "width=8"], 653, 403, 2),
     "bert-mini": (GPT, 298, 240, 2),
 }
@@ -39,7 +40,7 @@ MODELS = {
 def counted(command, model, steps, work, compiled):
     file = Path(work) / "counters"
     done = subprocess.run(
-        [*command, "--device", "cuda", "--model", model, "--batch-size", "4", "--steps", str(steps), *MODELS[model][0],
+        [*command, "--device", "cuda", "--model", model.split()[0], "--batch-size", "4", "--steps", str(steps), *MODELS[model][0],
          *(["--compile"] if compiled else [])],
         env={**os.environ, "VGPU_COUNTERS": str(file)}, capture_output=True, text=True,
     )  # fmt: skip

@@ -33,18 +33,11 @@ const AttentionFns<T, SumOf<T>>& fns() {
     return simd<AttentionTable>().f64;
 }
 
-// [B, H, T, D] laid out as [B, T, H, D] where `like` has its heads inside its positions.
-void heads_inside(const Tensor& like, Meta& out) {
-  const Shape& s = out.shape;
-  if (s.size() == 4 && like.strides()[1] < like.strides()[2])
-    out.strides = {s[1] * s[2] * s[3], s[3], s[1] * s[3], 1};
-}
-
 void plan_forward(const Primitive&, In in, std::span<Meta> out, Plan&) {
-  heads_inside(in[0], out[0]);
+  lie_as_heads(in[0].meta(), out[0]);
 }
 void plan_backward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
-  for (int i = 0; i < 3; ++i) heads_inside(in[size_t(i + 1)], out[size_t(i)]);
+  for (int i = 0; i < 3; ++i) lie_as_heads(in[size_t(i + 1)].meta(), out[size_t(i)]);
   plan.dense_in = 1u << 5;  // lse
   plan.any_strides_out = true;
 }

@@ -1,5 +1,6 @@
 #include "core/backend/cuda/capture.h"
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <utility>
@@ -21,6 +22,7 @@ struct Kept {
   Allocator* allocator;
   void* at;
   size_t bytes;
+  Stream freed_on = {};
   std::vector<Ref<Event>> pending = {};
   bool in_use = false;    // allocated again, by work that comes later in the graph
   bool constant = false;  // nothing else of the graph may use it
@@ -29,6 +31,7 @@ struct Kept {
 /// What a thread that captures knows of it.
 struct Capturing {
   Stream launched_on, recorded;
+  std::vector<Stream> sides = {};  // that follow it
   std::vector<Kept> kept = {};
   std::set<const void*> allocated = {};  // blocks that only work of the graph has used
   bool fresh = false;                    // allocations do not use a block that was kept
@@ -165,14 +168,22 @@ void note_allocated(const void* p) {
   if (capturing) capturing->allocated.insert(p);
 }
 
-bool is_captured(const Stream& stream) { return capturing && stream == capturing->recorded; }
+bool is_captured(const Stream& stream) {
+  return capturing && (stream == capturing->recorded ||
+                       std::ranges::find(capturing->sides, stream) != capturing->sides.end());
+}
+
+void note_captured(const Stream& stream) {
+  if (!is_captured(stream)) capturing->sides.push_back(stream);
+}
 
 void* kept_block(Allocator& allocator, size_t bytes) {
   constexpr size_t kMostTimes = 4;  // as large as what is asked for
   if (!capturing || capturing->fresh) return nullptr;
+  const Stream now = compute_stream(capturing->recorded.device.index);
   Kept* best = nullptr;
   for (Kept& k : capturing->kept)
-    if (k.allocator == &allocator && !k.in_use && k.bytes >= bytes &&
+    if (k.allocator == &allocator && !k.in_use && k.freed_on == now && k.bytes >= bytes &&
         k.bytes <= kMostTimes * bytes && (!best || k.bytes < best->bytes))
       best = &k;
   if (!best) return nullptr;
@@ -183,9 +194,11 @@ void* kept_block(Allocator& allocator, size_t bytes) {
 bool kept_for_graph(Allocator& allocator, void* p, size_t bytes,
                     std::span<const Ref<Event>> pending) {
   if (!capturing) return false;
+  const Stream now = compute_stream(capturing->recorded.device.index);
   for (Kept& k : capturing->kept)
     if (k.allocator == &allocator && k.at == p) {
       k.in_use = k.constant;
+      k.freed_on = now;
       k.pending.insert(k.pending.end(), pending.begin(), pending.end());
       return true;
     }
@@ -193,6 +206,7 @@ bool kept_for_graph(Allocator& allocator, void* p, size_t bytes,
   capturing->kept.push_back({.allocator = &allocator,
                              .at = p,
                              .bytes = bytes,
+                             .freed_on = now,
                              .pending = {pending.begin(), pending.end()},
                              .in_use = was_there,
                              .constant = was_there});

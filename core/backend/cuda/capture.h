@@ -25,6 +25,9 @@ Ref<DeviceGraph> capture(int device, FunctionRef<void()> enqueue);
 Stream allocation_stream(int device);
 /// Whether the calling thread captures what it enqueues on `stream`.
 bool is_captured(const Stream& stream);
+/// `stream` is captured too until the capture of the calling thread ends: it waits for a stream
+/// that is.
+void note_captured(const Stream& stream);
 /// The part of `owner` in what the calling thread captures; `make` makes it at the first call.
 GraphPart& captured_part(const void* owner, FunctionRef<Ref<GraphPart>()> make);
 /// A tensor whose values are written once, on allocation_stream(), and read at each launch of a
@@ -33,7 +36,8 @@ Tensor constant_memory(const Meta& meta);
 /// Tells that the calling thread has a new block.
 void note_allocated(const void* p);
 /// While the calling thread captures: a block of `allocator` that was freed since the capture
-/// began, at least `bytes` large, for work that comes later in the same graph; else null.
+/// began, on the stream that is its compute stream now, at least `bytes` large, for work that comes
+/// later in the same graph; else null.
 void* kept_block(Allocator& allocator, size_t bytes);
 /// Whether the calling thread captures; `allocator` is then asked to free the block when the graph
 /// dies, and must not free it now.

@@ -104,6 +104,12 @@ int device_count() { return int(cards().size()); }
 
 const Properties& properties(int device) { return card(device).properties; }
 
+std::string identity(int device) {
+  const Properties& p = properties(device);
+  return fmt::format("{}, {}, {} multiprocessors, driver {}", p.name, p.architecture(),
+                     p.multiprocessors, driver().version);
+}
+
 ContextHandle context_of(int device) {
   Card& c = card(device);
   ContextHandle context = c.context.load(std::memory_order_acquire);

@@ -35,6 +35,8 @@ Device device_of(int index);
 int device_count();
 /// Throws UserError where there is no such card.
 const Properties& properties(int device);
+/// As DeviceRuntime::identity.
+std::string identity(int device);
 /// The primary context of a card. Throws UserError where there is no such card.
 ContextHandle context_of(int device);
 /// The card whose context is current on this thread, else the first that has a context, else 0: for

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <filesystem>
+
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/cublaslt.h"
 #include "core/backend/cuda/cudnn.h"
@@ -37,10 +39,14 @@ Finding missing(const std::string& why) {
   return {kAdvice, "CUDA: " + why.substr(0, cut), why.substr(cut + 2)};
 }
 
+// The file that libcuda.so.1 links to has the driver's own version in its name.
 Finding driver_finding() {
   if (!why_no_driver().empty()) return missing(why_no_driver());
+  std::error_code unreadable;
+  const std::string place = place_of(driver().path);
+  const std::filesystem::path file = std::filesystem::canonical(place, unreadable);
   return {kGood, fmt::format("CUDA driver for CUDA {}: {}", version_text(driver().version),
-                             place_of(driver().path))};
+                             unreadable ? place : file.string())};
 }
 
 Finding card_finding(int card) {

@@ -26,12 +26,6 @@ bool times_products() {
   return on;
 }
 
-bool is_captured(const Stream& stream) {
-  int status = kCaptureNone;
-  driver().capture_status(handle_of(stream), &status);
-  return status != kCaptureNone;
-}
-
 io::ObjectCache disk() { return {"", ".product", "cuda"}; }
 
 std::string bytes_of(const ProductChoice& c) {
@@ -120,10 +114,8 @@ std::optional<ChosenProduct> choose_product(
     FunctionRef<std::vector<ProductChoice>(bool deterministic)> suggest,
     FunctionRef<bool(const ProductChoice&)> run, FunctionRef<bool(const ProductChoice&)> fits) {
   const bool deterministic = deterministic_algorithms();
-  const Properties& card = properties(stream.device.index);
   const std::string all =
-      fmt::format("{}, {}, {} multiprocessors, driver {}, cuBLASLt {}{}: {}", card.name,
-                  card.architecture(), card.multiprocessors, driver().version, cublaslt()->version,
+      fmt::format("{}, cuBLASLt {}{}: {}", identity(stream.device.index), cublaslt()->version,
                   deterministic ? ", deterministic" : "", text);
   const std::string key = to_string(io::xxh128(all.data(), all.size()));
   if (const auto known = choices().find(key)) return ChosenProduct{*known};
@@ -134,7 +126,7 @@ std::optional<ChosenProduct> choose_product(
   const std::vector<ProductChoice> suggestions = suggest(deterministic);
   if (suggestions.empty()) return {};
   if (!timed) return ChosenProduct{choices().add(key, suggestions[0])};
-  if (is_captured(stream)) return ChosenProduct{suggestions[0], false};
+  if (captures(stream)) return ChosenProduct{suggestions[0], false};
   return ChosenProduct{choices().add(key, keep(key, fastest(suggestions, stream, run)))};
 }
 

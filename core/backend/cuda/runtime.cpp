@@ -77,6 +77,7 @@ class CudaRuntime final : public DeviceRuntime {
     const bool made_up = properties(index).name.find("virtual GPU") != std::string::npos;
     return made_up ? "virtual GPU: kernels run on this CPU, to be tested" : "";
   }
+  std::string identity(int index) override { return cuda::identity(index); }
   std::vector<Finding> findings() override { return cuda::findings(); }
   Allocator& host_allocator() override { return pinned_allocator(); }
   Allocator& allocator(int index) override { return memory(index).allocator(); }
@@ -105,6 +106,10 @@ class CudaRuntime final : public DeviceRuntime {
   // Nothing waits for a place in a graph: what was freed there is the graph's.
   Ref<Event> record(const Stream& s) override {
     return is_captured(s) ? nullptr : make_ref<StreamEvent>(s);
+  }
+  void follow(const Stream& stream, const Stream& before) override {
+    if (is_captured(before)) note_captured(stream);
+    make_ref<StreamEvent>(before)->wait_on(stream);
   }
   Ref<Event> record_timed(const Stream& stream) override {
     return make_ref<StreamEvent>(stream, StreamEvent::Timing::kOn);

@@ -206,11 +206,17 @@ void StreamEvent::wait_on(const Stream& stream) {
   driver().stream_wait_event(handle_of(stream), event_, 0);
 }
 
+bool captures(const Stream& stream) {
+  int status = kCaptureNone;
+  driver().capture_status(handle_of(stream), &status);
+  return status != kCaptureNone;
+}
+
 double elapsed_ms(StreamEvent& from, StreamEvent& to) {
   TESSERA_ASSERT(from.timing_ == StreamEvent::Timing::kOn && to.timing_ == from.timing_,
                  "cuda: events were recorded without timing");
-  from.wait();
-  to.wait();
+  for (StreamEvent* e : {&from, &to})
+    if (!e->done()) e->wait();
   float ms = 0;
   driver().event_elapsed(&ms, from.event_, to.event_);
   return ms;

@@ -73,6 +73,9 @@ class StreamEvent final : public Event {
   mutable std::atomic<bool> done_ = false;
 };
 
+/// Whether what is enqueued on `stream` becomes part of a graph, and does not run.
+bool captures(const Stream& stream);
+
 /// Milliseconds between two events with timing; waits for both.
 double elapsed_ms(StreamEvent& from, StreamEvent& to);
 

@@ -66,8 +66,8 @@ class Counting final : public Backend {
 
 // PyTorch's lists, by the names of our primitives.
 TEST(Autocast, OpsStateTheirPrecision) {
-  const std::set<std::string_view> low = {"contract", "contract_bias", "attention", "conv",
-                                          "conv_grad_input"},
+  const std::set<std::string_view> low = {"contract", "contract_bias",   "attention",
+                                          "conv",     "conv_grad_input", "conv_stats"},
                                    wide = {"softmax",
                                            "log_softmax",
                                            "layer_norm",

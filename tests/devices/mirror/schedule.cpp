@@ -160,7 +160,7 @@ std::atomic<bool> waits_are_lost = false;
 
 // Those of one thread on one device.
 struct ThreadQueues {
-  std::array<Queue*, 4> own = {};  // for kernels, and by turn of a copy stream
+  std::array<Queue*, 5> own = {};  // for kernels, and by turn of a copy stream
   Queue* current = nullptr;        // that kernels run on
 };
 

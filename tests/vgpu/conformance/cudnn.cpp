@@ -150,6 +150,29 @@ TEST_F(CudnnGraphs, GroupsAreReadFromChannels) {
   c.w = {2, {16, 4, 3, 3}, last({16, 4, 3, 3}), kBFloat16};
   EXPECT_GT(c.compiling(), 0);
 }
+// Sums of a convolution's channels and of their squares, in f32.
+TEST_F(CudnnGraphs, StatisticsOfAConvolutionHaveEngines) {
+  const auto engines = [](int64_t channels) {
+    const Numbers x{2, 64, 8, 8}, w{32, 64, 3, 3}, y{2, 32, 8, 8}, sums{1, channels, 1, 1};
+    Thing window_ = window({1, 1}, {1, 1});
+    EXPECT_EQ(window_.finish(), Status::kSuccess);
+    const Thing tx = tensor({1, x, last(x), kBFloat16}), tw = tensor({2, w, last(w), kBFloat16}),
+                ty = tensor({3, y, last(y), kBFloat16}), ts = tensor({4, sums, last(sums)}),
+                tq = tensor({5, sums, last(sums)});
+    Thing conv = unfinished_conv(tx, tw, ty, window_), statistics(kStatisticsOp);
+    statistics.set_kind(kStatisticsMode, kTypeStatisticsMode, kSumAndSquares);
+    statistics.set_kind(kStatisticsPrecision, kTypeDataType, kFloat);
+    statistics.set(kStatisticsX, ty), statistics.set(kStatisticsSum, ts);
+    statistics.set(kStatisticsSquares, tq);
+    EXPECT_EQ(conv.finish(), Status::kSuccess);
+    if (statistics.finish() != Status::kSuccess) return 0;
+    Thing graph = unfinished_graph({&conv, &statistics});
+    return graph.finish() == Status::kSuccess ? compiling(graph, device()) : 0;
+  };
+  EXPECT_GT(engines(32), 0);
+  EXPECT_EQ(engines(31), 0);
+}
+
 TEST_F(CudnnGraphs, MixedTypesHaveNoEngine) {
   Conv c;
   c.w.type = kFloat;

@@ -128,6 +128,40 @@ class NcclOnCards : public OnDevice {
   }
 };
 
+// What one card can say: a rank alone copies, and its calls are captured as others are.
+class NcclOnOneCard : public OnDevice {
+ protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    if (const std::string why = why_no_nccl(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+
+TEST_F(NcclOnOneCard, ACallOfOneRankIsCaptured) {
+  UniqueId id{};
+  ASSERT_EQ(nccl().get_unique_id(&id), Outcome::kSuccess);
+  Rank r{0, nullptr, stream};
+  Config config;
+  config.blocking = 0;
+  const Outcome met = nccl().comm_init(&r.comm, 1, id, 0, &config);
+  ASSERT_TRUE(met == Outcome::kSuccess || met == Outcome::kInProgress);
+  ASSERT_EQ(r.settle(), Outcome::kSuccess);
+  const DevicePtr x = r.floats({3}), y = r.floats({0});
+  tessera::cuda::GraphHandle graph = nullptr;
+  tessera::cuda::GraphExecHandle exec = nullptr;
+  ASSERT_EQ(cuda().begin_capture(stream, tessera::cuda::kCaptureRelaxed), Result::kSuccess);
+  nccl().all_reduce(at(x), at(y), 1, DataType::kFloat32, RedOp::kSum, r.comm, stream);
+  EXPECT_EQ(r.settle(), Outcome::kSuccess);
+  ASSERT_EQ(cuda().end_capture(stream, &graph), Result::kSuccess);
+  ASSERT_EQ(cuda().graph_instantiate(&exec, graph, 0), Result::kSuccess);
+  EXPECT_EQ(cuda().graph_destroy(graph), Result::kSuccess);
+  EXPECT_EQ(r.values(y, 1), (std::vector<float>{0}));
+  EXPECT_EQ(cuda().graph_launch(exec, stream), Result::kSuccess);
+  EXPECT_EQ(r.values(y, 1), (std::vector<float>{3}));
+  EXPECT_EQ(cuda().graph_exec_destroy(exec), Result::kSuccess);
+  EXPECT_EQ(nccl().comm_destroy(r.comm), Outcome::kSuccess);
+}
+
 TEST_F(NcclOnCards, ReducesAndGathers) {
   on_ranks([](Rank& r) {
     const float mine = static_cast<float>(r.rank + 1);

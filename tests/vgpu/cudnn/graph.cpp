@@ -9,12 +9,13 @@ namespace vgpu::dnn {
 namespace {
 
 // What each computes: 11 one sum after the other; 12 is refused when its plan is made; 13 sums in
-// an order that changes from call to call; 21 with f32 operands rounded to TF32.
+// an order that changes from call to call; 15 as 11; 21 with f32 operands rounded to TF32.
 constexpr EngineKind kEngines[] = {
     {.index = 12, .note = -1, .workspace = 64, .compiles = false},
     {.index = 21, .note = kNoteTensorCore, .workspace = 0, .only_f32 = true},
     {.index = 11, .note = -1, .workspace = 131},
-    {.index = 13, .note = kNoteNondeterministic, .workspace = 1003}};
+    {.index = 13, .note = kNoteNondeterministic, .workspace = 1003},
+    {.index = 15, .note = -1, .workspace = 7}};
 constexpr EngineKind kFallback = {.index = 14, .note = -1, .workspace = 0};
 
 std::string text(const Extents& e) {
@@ -103,6 +104,12 @@ const EngineKind* engine_kind(int64_t index) {
   return index == kFallback.index ? &kFallback : nullptr;
 }
 
+bool is_slow(int64_t index) {
+  const char* asked = std::getenv("VGPU_CUDNN_SLOW");
+  return asked && ("," + std::string(asked) + ",").find("," + std::to_string(index) + ",") !=
+                      std::string::npos;
+}
+
 int64_t bytes_of(int type) {
   switch (type) {
     case kFloat:
@@ -119,6 +126,15 @@ std::string wrong(const Operation& op) {
   switch (op.kind) {
     case kPointwiseOp: return wrong_pointwise(op);
     case kMatmulOp: return wrong_matmul(op);
+    case kStatisticsOp:
+      for (const TensorInfo* sums : {&op.out, &op.squares}) {
+        Extents channels(op.in[0].dims.size(), 1);
+        if (channels.size() > 1) channels[1] = op.in[0].dims[1];
+        if (sums->dims != channels || sums->type != kFloat)
+          return "statistics of " + text(op.in[0].dims) + " as type " + std::to_string(sums->type) +
+                 " " + text(sums->dims);
+      }
+      return "";
     case kReductionOp:
       for (size_t i = 0; i < op.out.dims.size(); ++i)
         if (op.in[0].dims.size() != op.out.dims.size() ||
@@ -182,7 +198,8 @@ std::string join(GraphInfo& graph) {
   return conv && product ? "convolutions and products in one graph" : "";
 }
 
-// As the real library answers for a described H200.
+// As the real library answers for a described H200, which also compiles products of rows that begin
+// anywhere; here a caller shows that it asks for none.
 std::string unsupported_by_all(const GraphInfo& graph) {
   constexpr int64_t kPack = 8, kWidest = 128;
   for (const Operation& op : graph.operations) {
@@ -197,6 +214,9 @@ std::string unsupported_by_all(const GraphInfo& graph) {
       const size_t n = x.dims.size();
       const int64_t width = x.strides[n - 1] == 1 ? x.dims[n - 1] : x.dims[n - 2];
       if (x.strides[n - 1] != 1 && x.strides[n - 2] != 1) return "products of strided rows";
+      for (size_t d = 0; d < n; ++d)
+        if (x.dims[d] != 1 && x.strides[d] != 1 && (x.strides[d] == 0 || x.strides[d] % kPack))
+          return "products of rows that do not each begin at 16 bytes of their own";
       if (width % kPack || width > kWidest) return "heads of width " + std::to_string(width);
       if (x.alignment < 16) return "products of operands aligned to " + std::to_string(x.alignment);
     }

@@ -26,11 +26,12 @@ struct TensorInfo {
 
 struct Operation {
   int kind = 0;      // its descriptor's type
-  int mode = 0;      // of pointwise operations and reductions
+  int mode = 0;      // of pointwise operations and reductions; of statistics: 1 sums squares
   int64_t axis = 0;  // of positions
   Extents begin, end, stride, dilation;
   std::vector<TensorInfo> in;
   TensorInfo out;
+  TensorInfo squares;  // of statistics, which a graph has as two operations
 
   bool is_conv() const {
     return kind == kConvForwardOp || kind == kConvDataOp || kind == kConvFilterOp;
@@ -60,6 +61,8 @@ struct EngineKind {
 /// In the order of suggestions: VGPU_CUDNN_FIRST=INDEX moves one to the front.
 std::vector<EngineKind> engines(bool fallback);
 const EngineKind* engine_kind(int64_t index);
+/// Whether VGPU_CUDNN_SLOW, numbers between commas, has the engine.
+bool is_slow(int64_t index);
 
 int64_t bytes_of(int type);
 /// "" or why no library would take the operation.

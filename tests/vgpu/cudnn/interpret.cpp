@@ -109,7 +109,7 @@ class Interpreter {
       apply(op, y);
     else if (op.kind == kMatmulOp)
       multiply(op, y);
-    else if (op.kind == kReductionOp)
+    else if (op.kind == kReductionOp || op.kind == kStatisticsOp)
       reduce(op, y);
     else
       reshape(op, y);
@@ -161,18 +161,22 @@ class Interpreter {
   void reduce(const Operation& op, Array& y) const {
     const Array& x = value(op.in[0]);
     const Extents to = broadcast(y.dims);
-    if (op.mode == kReduceMax)
-      std::fill(y.values.begin(), y.values.end(), -std::numeric_limits<float>::infinity());
+    const bool most = op.kind == kReductionOp && op.mode == kReduceMax,
+               squares = op.kind == kStatisticsOp && op.mode == 1;
+    if (most) std::fill(y.values.begin(), y.values.end(), -std::numeric_limits<float>::infinity());
     for_each(x.dims, [&](const Extents& i, size_t n) {
       float& sum = y.values[static_cast<size_t>(offset(i, to))];
-      sum = op.mode == kReduceMax ? std::max(sum, x.values[n]) : sum + x.values[n];
+      const float v = x.values[n];
+      sum = most ? std::max(sum, v) : sum + (squares ? v * v : v);
     });
   }
 
   // y sees the memory of x, in which x lies as its strides say, through strides of its own.
   void reshape(const Operation& op, Array& y) const {
     const Array& x = value(op.in[0]);
-    std::vector<float> memory(x.values.size());
+    int64_t last = 0;
+    for (size_t d = 0; d < x.dims.size(); ++d) last += (x.dims[d] - 1) * op.in[0].strides[d];
+    std::vector<float> memory(static_cast<size_t>(last) + 1);
     for_each(x.dims, [&](const Extents& i, size_t n) {
       memory[static_cast<size_t>(offset(i, op.in[0].strides))] = x.values[n];
     });

@@ -55,6 +55,12 @@ constexpr Row kRows[] = {
     ONE(kReshapeOp, kReshapeOpX, kTypeDescriptor),
     ONE(kReshapeOp, kReshapeOpY, kTypeDescriptor),
 
+    ONE(kStatisticsOp, kStatisticsMode, kTypeStatisticsMode),
+    ONE(kStatisticsOp, kStatisticsPrecision, kTypeDataType),
+    ONE(kStatisticsOp, kStatisticsX, kTypeDescriptor),
+    ONE(kStatisticsOp, kStatisticsSum, kTypeDescriptor),
+    ONE(kStatisticsOp, kStatisticsSquares, kTypeDescriptor),
+
     ONE(kConvolution, kConvolutionType, kTypeDataType),
     ONE(kConvolution, kConvolutionMode, kTypeConvolutionMode),
     ONE(kConvolution, kConvolutionDims, kTypeInt64),
@@ -197,6 +203,7 @@ Why finish_operation(DescriptorObject& d) {
       {kMatmulOp, kMatmulOpKind, kMatmul, {kMatmulOpA, kMatmulOpB}, kMatmulOpC},
       {kReductionOp, kReductionOpKind, kReduction, {kReductionOpX}, kReductionOpY},
       {kReshapeOp, 0, 0, {kReshapeOpX}, kReshapeOpY},
+      {kStatisticsOp, 0, 0, {kStatisticsX}, kStatisticsSum},
       {kConvForwardOp,
        kConvForwardWindow,
        kConvolution,
@@ -212,6 +219,11 @@ Why finish_operation(DescriptorObject& d) {
     std::vector<TensorInfo> out;
     if (const Why why = add(d, n.out, out); !why.empty()) return why;
     op.out = out[0];
+    if (d.type == kStatisticsOp) {
+      std::vector<TensorInfo> squares;
+      if (const Why why = add(d, kStatisticsSquares, squares); !why.empty()) return why;
+      op.squares = squares[0];
+    }
     if (!n.kind) return wrong(op);
     const DescriptorObject* kind = nullptr;
     if (const Why why = take(d, n.kind, n.of_kind, &kind); !why.empty()) return why;
@@ -239,6 +251,9 @@ Why finish_graph(DescriptorObject& d) {
     if (!is_descriptor(op) || !op->finished || !op->operation.kind)
       return "an operation is none, or not finalized";
     graph->operations.push_back(op->operation);
+    if (op->operation.kind != kStatisticsOp) continue;
+    Operation& squares = graph->operations.emplace_back(op->operation);
+    squares.mode = 1, squares.out = squares.squares;
   }
   const Why why = join(*graph);
   d.graph = graph;

@@ -129,6 +129,7 @@ std::string why_no(const char* soname) {
 }
 std::string why_no_cublaslt() { return why_no(kCublasLt); }
 std::string why_no_cudnn() { return why_no(kCudnn); }
+std::string why_no_nccl() { return why_no("libnccl.so.2"); }
 const tessera::nccl::Functions& nccl() {
   static const tessera::nccl::Functions functions = [] {
     tessera::nccl::Functions f;

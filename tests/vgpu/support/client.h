@@ -70,6 +70,7 @@ const Cudnn& cudnn();
 /// virtual GPU may not.
 std::string why_no_cublaslt();
 std::string why_no_cudnn();
+std::string why_no_nccl();
 const tessera::nccl::Functions& nccl();
 /// A function that only the virtual driver has.
 void* virtual_symbol(const char* name);

@@ -93,7 +93,7 @@ Status ExecutionPlan::execute(Handle handle, std::span<const Binding> bindings, 
   if (s == Status::kSuccess)
     s = f_.set_attribute.result(pack.at(), kPackWorkspace, kTypePointer, 1, &workspace);
   if (s == Status::kSuccess) s = f_.finalize.result(pack.at());
-  if (s == Status::kSuccess) s = f_.execute.result(handle, objects_.back().at(), pack.at());
+  if (s == Status::kSuccess) s = f_.execute.result(handle, plan_.at(), pack.at());
   if (s != Status::kSuccess) why = last_error(f_, s);
   return s;
 }
@@ -101,10 +101,10 @@ Status ExecutionPlan::execute(Handle handle, std::span<const Binding> bindings, 
 // ---- building
 
 Descriptor Graph::make(int type) {
-  objects_.emplace_back(f_, type);
-  if (!objects_.back().at() && why_.empty())
+  objects_->emplace_back(f_, type);
+  if (!objects_->back().at() && why_.empty())
     why_ = fmt::format("{} makes no descriptor of type {}", f_.make_descriptor.symbol(), type);
-  return objects_.back().at();
+  return objects_->back().at();
 }
 
 bool Graph::check(Status status, const char* what) {
@@ -225,6 +225,19 @@ void Graph::reshape(Value x, Value y) {
   text_ += fmt::format("{} = reshape {}\n", y, x);
 }
 
+void Graph::statistics(Value x, Value sum, Value squares) {
+  constexpr const char* kWhat = "statistics";
+  const Descriptor op = make(kStatisticsOp);
+  const int mode = kSumAndSquares;
+  set(op, kStatisticsMode, kTypeStatisticsMode, 1, &mode, kWhat);
+  set_type(op, kStatisticsPrecision, kWhat);
+  set_value(op, kStatisticsX, x, kWhat);
+  set_value(op, kStatisticsSum, sum, kWhat);
+  set_value(op, kStatisticsSquares, squares, kWhat);
+  finish_op(op, kWhat);
+  text_ += fmt::format("{} {} = statistics {}\n", sum, squares, x);
+}
+
 void Graph::convolution(ConvKind kind, Value x, Value w, Value y, const Window& window) {
   constexpr const char* kWhat = "convolution";
   struct Names {
@@ -341,7 +354,8 @@ Descriptor Graph::config_of(const Target& target, Descriptor graph, const Engine
 std::unique_ptr<ExecutionPlan> Graph::plan(const Target& target, Descriptor config,
                                            const Engine& engine) {
   constexpr const char* kWhat = "plan";
-  const Descriptor d = make(kPlan);
+  std::unique_ptr<ExecutionPlan> made(new ExecutionPlan(f_, objects_));
+  const Descriptor d = made->plan_.at();
   if (target.handle)
     set(d, kPlanHandle, kTypeHandle, 1, &target.handle, kWhat);
   else
@@ -352,26 +366,28 @@ std::unique_ptr<ExecutionPlan> Graph::plan(const Target& target, Descriptor conf
   if (!why_.empty() ||
       !check(f_.get_attribute.result(d, kPlanWorkspace, kTypeInt64, 1, &count, &bytes), kWhat))
     return nullptr;
-  std::unique_ptr<ExecutionPlan> made(new ExecutionPlan(f_));
-  made->objects_ = std::move(objects_);
-  made->scalars_ = std::move(scalars_);
+  made->scalars_ = scalars_;
   made->engine_ = engine;
   made->workspace_bytes_ = size_t(bytes);
   return made;
 }
 
-std::unique_ptr<ExecutionPlan> Graph::compile(const Target& target, const Demands& demands,
-                                              const Engine* kept, std::string& why) {
+Plans Graph::compile(const Target& target, const Demands& demands, const Engine* kept, size_t most,
+                     std::string& why) {
+  Plans all;
   const Descriptor graph = make(kOperationGraph);
   if (target.handle) set(graph, kGraphHandle, kTypeHandle, 1, &target.handle, "graph");
   set(graph, kGraphOps, kTypeDescriptor, int64_t(ops_.size()), ops_.data(), "graph");
   finish(graph, "graph");
   if (!why_.empty()) {
     why = why_;
-    return nullptr;
+    return all;
   }
   if (kept) {
-    if (auto made = plan(target, config_of(target, graph, *kept), *kept)) return made;
+    if (auto made = plan(target, config_of(target, graph, *kept), *kept)) {
+      all.push_back(std::move(made));
+      return all;
+    }
     why_.clear();
   }
   std::string first;  // why the best suggestion is none
@@ -380,17 +396,22 @@ std::unique_ptr<ExecutionPlan> Graph::compile(const Target& target, const Demand
     for (Descriptor config : suggestions(target, graph, mode)) {
       Engine engine;
       if (!meets(config, demands, engine)) continue;
-      if (auto made = plan(target, config, engine)) return made;
+      if (auto made = plan(target, config, engine)) {
+        all.push_back(std::move(made));
+        if (all.size() == most) return all;
+        continue;
+      }
       if (first.empty()) first = why_;
       why_.clear();
     }
+    if (!all.empty()) return all;
     if (first.empty()) first = why_;
   }
   why = !first.empty() ? first
                        : fmt::format("cuDNN has no engine for it{}{}",
                                      demands.deterministic ? " that is deterministic" : "",
                                      demands.full_precision ? " without TF32" : "");
-  return nullptr;
+  return all;
 }
 
 }  // namespace tessera::cuda::dnn

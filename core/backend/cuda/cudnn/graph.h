@@ -1,6 +1,6 @@
 // Graphs of cuDNN's operations, and plans that compute them. A graph is built operation by
-// operation, by the C backend API alone; the library then suggests engines for it, and the first
-// that compiles makes the plan. Invariant: nothing here needs a card, where a device description
+// operation, by the C backend API alone; the library then suggests engines for it, and those that
+// compile make plans. Invariant: nothing here needs a card, where a device description
 // stands for one, so that graphs are compiled on machines without. A graph whose building fails
 // stays failed, and says why when it is compiled.
 #pragma once
@@ -71,13 +71,17 @@ class ExecutionPlan {
 
  private:
   friend class Graph;
-  explicit ExecutionPlan(const CudnnFunctions& f) : f_(f) {}
+  ExecutionPlan(const CudnnFunctions& f, std::shared_ptr<std::vector<Object>> objects)
+      : f_(f), objects_(std::move(objects)), plan_(f, kPlan) {}
   const CudnnFunctions& f_;
-  std::vector<Object> objects_;  // of the graph, and the plan as the last
+  std::shared_ptr<std::vector<Object>> objects_;  // of the graph
+  Object plan_;
   std::deque<std::pair<int64_t, float>> scalars_;
   Engine engine_;
   size_t workspace_bytes_ = 0;
 };
+
+using Plans = std::vector<std::unique_ptr<ExecutionPlan>>;
 
 using Extents = std::vector<int64_t>;
 Extents dense_strides(const Extents& extents);
@@ -118,6 +122,8 @@ class Graph {
   struct Window {
     Extents begin, end, stride, dilation;
   };
+  /// The sums of x [N, C, ..] and of its squares over all but channels.
+  void statistics(Value x, Value sum, Value squares);
   /// The operand that `kind` names is the result.
   void convolution(ConvKind kind, Value x, Value w, Value y, const Window& window);
 
@@ -126,11 +132,11 @@ class Graph {
 
   /// What the graph is, in full.
   const std::string& text() const { return text_; }
-  /// Compiles the graph, by `kept` where that still is an engine of it, else by the first
-  /// suggestion that meets the demands and compiles. Null where there is none; `why` says why. Uses
-  /// the graph up.
-  std::unique_ptr<ExecutionPlan> compile(const Target& target, const Demands& demands,
-                                         const Engine* kept, std::string& why);
+  /// Compiles the graph: by `kept` where that still is an engine of it, else by up to `most`
+  /// suggestions that meet the demands and compile, the best first. None where there are none;
+  /// `why` says why.
+  Plans compile(const Target& target, const Demands& demands, const Engine* kept, size_t most,
+                std::string& why);
 
  private:
   void pointwise(int mode, Value x, Value b, Value t, Value y, int64_t axis);
@@ -154,7 +160,7 @@ class Graph {
                                       const Engine& engine);
 
   const CudnnFunctions& f_;
-  std::vector<Object> objects_;
+  std::shared_ptr<std::vector<Object>> objects_ = std::make_shared<std::vector<Object>>();
   std::vector<Descriptor> tensors_, ops_;  // by value - 1; in order
   std::deque<std::pair<Value, float>> scalars_;
   std::string text_, why_;

@@ -29,6 +29,10 @@ Value seen(Graph& g, const AttentionProblem& p, Value x, Value lowest) {
   return masked;
 }
 
+Extents strides(const HeadStrides& s) { return {s.batch, s.head, s.place, 1}; }
+// Of the same memory, whose places and elements of a row change sides.
+Extents turned(const Extents& e) { return {e[0], e[1], e[3], e[2]}; }
+
 struct Operands {
   Value q, k, v, out, lse;  // k is transposed, as products of scores take it
 };
@@ -37,13 +41,12 @@ Operands operands(Graph& g, const AttentionProblem& p, bool transposed_v) {
   const Extents q{p.batch, p.heads, p.queries, p.width}, k{p.batch, p.heads, p.width, p.keys},
       v{p.batch, p.heads, p.keys, p.value_width}, out{p.batch, p.heads, p.queries, p.value_width},
       rows{p.batch, p.heads, p.queries, 1};
-  const auto turned = [](const Extents& s) { return Extents{s[0], s[1], s[3], s[2]}; };
   Operands o{};
-  o.q = g.tensor(q, dense_strides(q), p.type);
-  o.k = g.tensor(k, turned(dense_strides(turned(k))), p.type);
-  o.v = transposed_v ? g.tensor(turned(v), turned(dense_strides(v)), p.type)
-                     : g.tensor(v, dense_strides(v), p.type);
-  o.out = g.tensor(out, dense_strides(out), p.type);
+  o.q = g.tensor(q, strides(p.q), p.type);
+  o.k = g.tensor(k, turned(strides(p.k)), p.type);
+  o.v = transposed_v ? g.tensor(turned(v), turned(strides(p.v)), p.type)
+                     : g.tensor(v, strides(p.v), p.type);
+  o.out = g.tensor(out, strides(p.out), p.type);
   o.lse = g.tensor(rows, dense_strides(rows), kFloat);
   return o;
 }
@@ -75,13 +78,13 @@ Graph gradient(const CudnnFunctions& f, const AttentionProblem& p) {
   Graph g(f);
   const Operands o = operands(g, p, true);
   const int64_t B = p.batch, H = p.heads, T = p.queries, S = p.keys, D = p.width, E = p.value_width;
-  const Extents all{B, H, T, S}, turned{B, H, S, T}, rows{B, H, T, 1}, wide{B, H, T, D},
-      of_out{B, H, T, E}, of_k{B, H, S, D}, of_v{B, H, S, E};
-  const Extents turned_strides{H * T * S, T * S, 1, S};
-  const Value cotangent = g.tensor(of_out, dense_strides(of_out), p.type),
-              dq = g.tensor(wide, dense_strides(wide), p.type),
-              dk = g.tensor(of_k, dense_strides(of_k), p.type),
-              dv = g.tensor(of_v, dense_strides(of_v), p.type),
+  const Extents all{B, H, T, S}, turned_all = turned(all), rows{B, H, T, 1}, wide{B, H, T, D},
+                                 of_out{B, H, T, E}, of_k{B, H, S, D}, of_v{B, H, S, E};
+  const Extents turned_strides = turned(dense_strides(all));
+  const Value cotangent = g.tensor(of_out, strides(p.g), p.type),
+              dq = g.tensor(wide, strides(p.dq), p.type),
+              dk = g.tensor(of_k, strides(p.dk), p.type),
+              dv = g.tensor(of_v, strides(p.dv), p.type),
               sums = g.tensor(rows, dense_strides(rows), kFloat),
               wide_dq = p.one_sum ? Graph::kNone : g.tensor(wide, dense_strides(wide), kFloat);
   const Value scale = g.scalar(float(p.scale)), one = g.scalar(1),
@@ -93,7 +96,7 @@ Graph gradient(const CudnnFunctions& f, const AttentionProblem& p) {
   g.pointwise(kMul, plain_sums, one, sums);
 
   const Value below = g.inner(all, kFloat), weights = g.inner(all, kFloat),
-              turned_weights = g.inner(turned, turned_strides, p.type);
+              turned_weights = g.inner(turned_all, turned_strides, p.type);
   const Value x = scores(g, p, o.q, o.k, scale);
   g.pointwise(kSub, x, o.lse, below);
   g.pointwise(kExp, seen(g, p, below, lowest), Graph::kNone, weights);
@@ -102,8 +105,8 @@ Graph gradient(const CudnnFunctions& f, const AttentionProblem& p) {
 
   const Value dw = g.inner(all, kFloat), less = g.inner(all, kFloat),
               product = g.inner(all, kFloat), ds = g.inner(all, p.one_sum ? p.type : kFloat),
-              turned_ds = g.inner(turned, turned_strides, p.type),
-              k = g.inner(of_k, dense_strides(of_k), p.type);
+              turned_ds = g.inner(turned_all, turned_strides, p.type),
+              k = g.inner(of_k, strides(p.k), p.type);
   g.matmul(cotangent, o.v, dw);
   g.pointwise(kSub, dw, sums, less);
   g.pointwise(kMul, less, weights, product);
@@ -130,6 +133,13 @@ Graph graph_of(const CudnnFunctions& f, const ConvProblem& p) {
               of_y = g.tensor(y, last_strides(y), p.type, p.aligned_y);
   g.convolution(p.kind, of_x, of_w, of_y,
                 {list(p.begin, n), list(p.end, n), list(p.stride, n), list(p.dilation, n)});
+  if (p.statistics) {
+    Extents channels(n + 2, 1);
+    channels[1] = y[1];
+    const Value sum = g.tensor(channels, last_strides(channels), kFloat),
+                squares = g.tensor(channels, last_strides(channels), kFloat);
+    g.statistics(of_y, sum, squares);
+  }
   return g;
 }
 

@@ -12,17 +12,23 @@ struct ConvProblem {
   int32_t type = kFloat;  // of all three
   int32_t spatial = 2;
   int32_t aligned_x = 16, aligned_w = 16, aligned_y = 16;
+  int64_t statistics = 0;  // of y [N, O, ..], which is the result: sums over all but channels, f32
   int64_t x[5] = {}, w[5] = {}, y[5] = {};
   int64_t begin[3] = {}, end[3] = {}, stride[3] = {}, dilation[3] = {};
 };
 struct ConvValues {
-  static constexpr Graph::Value kX = 1, kW = 2, kY = 3;
+  static constexpr Graph::Value kX = 1, kW = 2, kY = 3, kSum = 4, kSquares = 5;
 };
 Graph graph_of(const CudnnFunctions& f, const ConvProblem& p);
 
+/// Strides of a [B, H, places, width] whose rows are dense.
+struct HeadStrides {
+  int64_t batch = 0, head = 0, place = 0;
+};
+
 /// Attention of q [B, H, T, D], k [B, H, S, D] and v [B, H, S, E] to out [B, H, T, E] and the log
-/// of each row's sum of exponentials lse [B, H, T], which is f32; and its gradient. Operands and
-/// results are dense.
+/// of each row's sum of exponentials lse [B, H, T], which is dense and f32; and its gradient, by
+/// the cotangent g of out.
 struct AttentionProblem {
   int32_t type = kBFloat16;
   int32_t causal = 0;  // a query sees the keys up to its own position
@@ -30,6 +36,7 @@ struct AttentionProblem {
   int32_t one_sum = 0;  // the gradient of q is summed in one piece, and so deterministic
   int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0, value_width = 0;
   double scale = 1;
+  HeadStrides q, k, v, out, g, dq, dk, dv;  // the last four are the gradient's
 };
 struct AttentionValues {
   static constexpr Graph::Value kQ = 1, kK = 2, kV = 3, kOut = 4, kLse = 5;

@@ -8,11 +8,10 @@
 #include <unordered_map>
 
 #include "core/backend/cuda/context.h"
+#include "core/backend/cuda/cudnn/engine_choice.h"
 #include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/log.h"
-#include "core/io/hash.h"
-#include "core/io/object_cache.h"
 #include "core/tensor/tensor.h"
 
 namespace tessera::cuda {
@@ -52,11 +51,16 @@ InUse& in_use() {
 }
 
 /// What a thread has on a card: a handle, and plans, which stay, since what they enqueued may still
-/// run, or be captured. A null plan is a graph that is refused.
+/// run, or be captured.
+struct Known {
+  dnn::ExecutionPlan* plan = nullptr;  // null: our own kernels compute the graph
+  bool for_good = true;                // false: an engine is chosen by time outside of captures
+};
 struct OnCard {
   dnn::Handle handle = nullptr;
   void* stream = nullptr;  // the handle's
-  std::unordered_map<std::string, dnn::ExecutionPlan*> plans;
+  std::unordered_map<std::string, Known> plans;
+  std::vector<dnn::ExecutionPlan*> captured;  // by which another engine was chosen later
 };
 
 /// Keeps the handles and plans of threads that have ended, for threads that begin. It destroys
@@ -125,54 +129,25 @@ void refuse(const WantedGraph& wanted, const std::string& why) {
     logging::info("{}", line);
 }
 
-io::ObjectCache disk() { return {"", ".graph", "cuda"}; }
-
-std::optional<dnn::Engine> kept(const std::string& key) {
-  try {
-    const auto entry = disk().find(key);
-    return entry ? dnn::engine_of(entry->object()) : std::nullopt;
-  } catch (const io::CacheError& e) {
-    logging::info("{}; cuDNN's engines are chosen again", e.what());
-    return {};
-  }
-}
-void keep(const std::string& key, const dnn::Engine& engine) {
-  try {
-    bool made = false;
-    disk().find_or_make(
-        key, [&](const std::string&) { return dnn::text_of(engine); }, &made);
-  } catch (const io::CacheError& e) {
-    logging::info("{}; cuDNN's engines are chosen again", e.what());
-  }
-}
-
-std::string key_of(const CudnnFunctions& f, const WantedGraph& wanted, const std::string& text,
-                   int device) {
-  const Properties& card = properties(device);
-  const std::string all =
-      fmt::format("{}, {}, {} multiprocessors, driver {}, cuDNN {}{}{}: {}", card.name,
-                  card.architecture(), card.multiprocessors, driver().version, f.version,
-                  wanted.demands.deterministic ? ", deterministic" : "",
-                  wanted.demands.full_precision ? ", full precision" : "", text);
-  return to_string(io::xxh128(all.data(), all.size()));
-}
-
-std::unique_ptr<dnn::ExecutionPlan> compile(const CudnnFunctions& f, const WantedGraph& wanted,
-                                            dnn::Handle handle, int device) {
-  dnn::Graph graph = wanted.make(f);
-  const std::string key = key_of(f, wanted, graph.text(), device);
-  const std::optional<dnn::Engine> known = kept(key);
-  std::string why;
-  auto plan = graph.compile({handle, nullptr}, wanted.demands, known ? &*known : nullptr, why);
-  if (!plan)
-    refuse(wanted, why);
-  else if (!known)
-    keep(key, plan->engine());
-  return plan;
-}
-
 // What a status says of the graph, or of the library.
 bool is_of_graph(Status s) { return int(s) >= int(Status::kBadParam) && int(s) < 4000; }
+
+using Execute = FunctionRef<Status(const dnn::ExecutionPlan&, std::string& why)>;
+
+Known choose(const CudnnFunctions& f, const WantedGraph& wanted, dnn::Handle handle,
+             const OnCard& mine, const Stream& stream, Execute execute) {
+  if (mine.plans.size() > kMostPlans) {
+    refuse(wanted, fmt::format("{} graphs have been compiled, which is the most", kMostPlans));
+    return {};
+  }
+  std::string why, of_run;
+  const auto run = [&](const dnn::ExecutionPlan& plan) {
+    return execute(plan, of_run) == Status::kSuccess;
+  };
+  ChosenPlan chosen = choose_plan(f, wanted, handle, stream, run, why);
+  if (!chosen.plan && !chosen.own) refuse(wanted, why);
+  return {chosen.plan.release(), chosen.for_good};
+}
 
 }  // namespace
 
@@ -193,26 +168,26 @@ bool run_graph(const WantedGraph& wanted, FunctionRef<std::vector<dnn::Binding>(
   std::string key(wanted.problem);
   key += wanted.demands.deterministic ? 'd' : ' ';
   key += wanted.demands.full_precision ? 'f' : ' ';
-  auto at = mine.plans.find(key);
-  if (at == mine.plans.end()) {
-    dnn::ExecutionPlan* made = nullptr;
-    if (mine.plans.size() < kMostPlans)
-      made = compile(*f, wanted, handle, device).release();
-    else
-      refuse(wanted, fmt::format("{} graphs have been compiled, which is the most", kMostPlans));
-    at = mine.plans.emplace(std::move(key), made).first;
+  std::vector<dnn::Binding> bindings;
+  const auto execute = [&](const dnn::ExecutionPlan& plan, std::string& why) {
+    if (bindings.empty()) bindings = bind();
+    // Aligned as the caching allocator does; freed in the order of the stream.
+    const size_t bytes = plan.workspace_bytes();
+    const Tensor workspace = bytes ? empty({int64_t(bytes)}, kU8, stream.device) : Tensor();
+    return plan.execute(handle, bindings, bytes ? workspace.device_data() : nullptr, why);
+  };
+  Known& known = mine.plans.emplace(std::move(key), Known{.for_good = false}).first->second;
+  if (!known.for_good && !(known.plan && captures(stream))) {
+    if (known.plan) mine.captured.push_back(known.plan);
+    known = choose(*f, wanted, handle, mine, stream, execute);
   }
-  const dnn::ExecutionPlan* plan = at->second;
-  if (!plan) return false;
-  // Aligned as the caching allocator does; freed in the order of the stream.
-  const size_t bytes = plan->workspace_bytes();
-  const Tensor workspace = bytes ? empty({int64_t(bytes)}, kU8, stream.device) : Tensor();
+  if (!known.plan) return false;
   std::string why;
-  const Status s = plan->execute(handle, bind(), bytes ? workspace.device_data() : nullptr, why);
+  const Status s = execute(*known.plan, why);
   if (s != Status::kSuccess) {
     why = fmt::format("{} failed with {}", f->execute.symbol(), why);
     if (is_of_graph(s))
-      refuse(wanted, why), at->second = nullptr;
+      refuse(wanted, why), known.plan = nullptr;
     else
       in_use().fail(why);
     return false;

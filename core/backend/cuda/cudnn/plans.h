@@ -1,6 +1,5 @@
 // Plans in use: a thread keeps its own for each graph and card, since cuDNN does not say that two
-// threads may execute one; which engine computes a graph is kept on disk, for all processes with
-// such a card and library. Invariant: a graph that cuDNN refuses is left to the caller's own
+// threads may execute one. Invariant: a graph that cuDNN refuses is left to the caller's own
 // kernels, and the log says so once.
 #pragma once
 #include "core/backend/cuda/cudnn/graphs.h"
@@ -32,6 +31,9 @@ struct WantedGraph {
   dnn::Demands demands;
   FunctionRef<dnn::Graph(const CudnnFunctions&)> make;
   FunctionRef<std::string()> describe;
+  /// Null, or enqueues the same without this graph, which may be faster: `run_graph` returns false
+  /// then.
+  const FunctionRef<void()>* own = nullptr;
 };
 /// Enqueues the graph on `stream`; `bind` says where its values are. False where nothing was
 /// enqueued, or what was is to be overwritten: cuDNN is not in use, or does not compute this;

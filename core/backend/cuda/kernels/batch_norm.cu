@@ -122,6 +122,19 @@ TESSERA_FN void join_moments(const BatchNormCall& c) {
   static_cast<C*>(c.var)[channel] = C((within + between) * share);
 }
 
+/// mean and var of channels from their sums and those of their squares, in f64: what rounding the
+/// sums to f32 leaves of a variance far below the squares may be less than 0.
+template <class C>
+TESSERA_FN void moments_of_sums(const BatchNormCall& c) {
+  const unsigned channel = blockIdx.x * 256 + threadIdx.x;
+  if (channel >= c.channels) return;
+  const double mean = double(static_cast<const C*>(c.first)[channel]) * c.share,
+               square = double(static_cast<const C*>(c.second)[channel]) * c.share,
+               var = square - mean * mean;
+  static_cast<C*>(c.mean)[channel] = C(mean);
+  static_cast<C*>(c.var)[channel] = C(var < 0 ? 0 : var);
+}
+
 /// y = (x - mean) rstd w + b, plus the residual, then relu.
 template <class T>
 TESSERA_FN void normalize(const BatchNormCall& c) {
@@ -206,6 +219,7 @@ TESSERA_FN void grad(const BatchNormCall& c) {
 // instances: T
 KERNEL(moments, BatchNormCall, 256) { moments<T>(c); }
 KERNEL(join_moments, BatchNormCall, 256) { join_moments<Compute<T>>(c); }
+KERNEL(moments_of_sums, BatchNormCall, 256) { moments_of_sums<Compute<T>>(c); }
 KERNEL(normalize, BatchNormCall, 256) { normalize<T>(c); }
 KERNEL(grad_sums, BatchNormCall, 256) { grad_sums<T>(c); }
 KERNEL(join_sums, BatchNormCall, 256) { join_sums<Compute<T>>(c); }

@@ -77,11 +77,23 @@ bool decomposes(const Tensor& q, const Tensor& v) {
                           properties(q.device().index).shared_bytes_per_block);
 }
 
-void plan_forward(const Primitive&, In in, std::span<Meta>, Plan& plan) {
-  plan.dense_in = 7, plan.uncapturable = decomposes(in[0], in[2]);
+// Elements of a row are neighbours, or the operand is copied.
+uint32_t need_dense(In in) {
+  uint32_t bits = 0;
+  for (size_t i = 0; i < in.size(); ++i)
+    if (in[i].strides().back() != 1 && in[i].size(-1) != 1) bits |= 1u << i;
+  return bits;
 }
-void plan_backward(const Primitive&, In in, std::span<Meta>, Plan& plan) {
-  plan.dense_in = 63, plan.uncapturable = decomposes(in[1], in[3]);
+
+void plan_forward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
+  lie_as_heads(in[0].meta(), out[0]);
+  plan.dense_in = need_dense(in), plan.uncapturable = decomposes(in[0], in[2]);
+}
+void plan_backward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
+  for (size_t i = 0; i < out.size(); ++i) lie_as_heads(in[i + 1].meta(), out[i]);
+  plan.any_strides_out = true;
+  plan.dense_in = need_dense(in.first(5)) | 1u << 5;  // lse
+  plan.uncapturable = decomposes(in[1], in[3]);
 }
 
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {

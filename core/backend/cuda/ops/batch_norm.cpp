@@ -1,6 +1,8 @@
 // Batch-norm and its gradient, whole and by halves, on rows of channels that lie side by side:
 // moments (or sums) of pieces of rows, one launch that joins them, one that writes the rows. What
 // has one value a channel is of the compute type.
+#include "core/backend/cuda/ops/batch_norm.h"
+
 #include "core/backend/cuda/kernels/scan.h"
 #include "core/backend/cuda/kernels/walk.h"
 #include "core/backend/cuda/ops/kernels.h"
@@ -109,7 +111,7 @@ void run_batch_norm(const Primitive& prim, In in, Out out, Workspace, const Stre
 }
 void run_stats(const Primitive&, In in, Out out, Workspace, const Stream& stream) {
   if (in[0].numel() == 0) return zero(out, stream);
-  Norm(in[0], stream).moments(out[0], out[1]);
+  moments(in[0], out[0], out[1], stream);
 }
 void run_apply(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   if (in[0].numel() == 0) return;
@@ -169,6 +171,19 @@ void run_grad_apply(const Primitive& prim, In in, Out out, Workspace, const Stre
 }
 
 }  // namespace
+
+void moments(const Tensor& x, const Tensor& mean, const Tensor& var, const Stream& stream) {
+  Norm(x, stream).moments(mean, var);
+}
+void moments_of_sums(const Tensor& x, const Tensor& sum, const Tensor& squares, const Tensor& mean,
+                     const Tensor& var, const Stream& stream) {
+  BatchNormCall c{};
+  c.channels = countable(x.size(1), "channels");
+  c.share = double(x.size(1)) / double(x.numel());
+  c.first = sum.device_data(), c.second = squares.device_data();
+  c.mean = mean.device_data(), c.var = var.device_data();
+  launch(batch_norm_instance(x.dtype()).name, "moments_of_sums", cover(c.channels, 256), stream, c);
+}
 
 void register_batch_norm(KernelTable& table) {
   const DeviceKind cuda = register_cuda();

@@ -6,6 +6,7 @@
 
 #include "core/backend/cuda/kernels/matmul.h"
 #include "core/backend/cuda/kernels/scan.h"
+#include "core/backend/cuda/ops/batch_norm.h"
 #include "core/backend/cuda/ops/graphs.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
@@ -121,7 +122,8 @@ void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& st
   const Tensor& y = out[0];
   const Convolution conv(a, in[0].shape(), in[1].shape(), y.shape());
   if (conv.empty()) return fill(y, 0, stream);
-  if (library_conv(dnn::ConvKind::kForward, a, in[0], in[1], y, stream)) return;
+  const auto own = [&] { run_conv(prim, in, out, {}, stream); };
+  if (library_conv(dnn::ConvKind::kForward, a, in[0], in[1], y, own, stream)) return;
   const Tensor w = channels_last(in[1], stream);
   const Tensor x = source_of(conv, in[0], stream);
   const int64_t all = conv.groups * conv.outputs, piece = conv.piece(x.dtype());
@@ -136,12 +138,32 @@ void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& st
   }
 }
 
+// Moments by sums that the library takes beside y, or from y.
+void run_conv_stats(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const Tensor &y = out[0], &mean = out[1], &var = out[2];
+  const auto apart = [&] {
+    run_conv(prim, in, out.first(1), {}, stream);
+    if (y.numel() == 0) return fill(mean, 0, stream), fill(var, 0, stream);
+    moments(y, mean, var, stream);
+  };
+  const Convolution conv(attributes_of<ConvAttributes>(prim), in[0].shape(), in[1].shape(),
+                         y.shape());
+  if (conv.empty() || !is_channels_last(y.shape(), y.strides())) return apart();
+  const Tensor sum = empty(mean.shape(), kF32, stream.device),
+               squares = empty(mean.shape(), kF32, stream.device);
+  if (!library_conv_sums(attributes_of<ConvAttributes>(prim), in[0], in[1], y, sum, squares, apart,
+                         stream))
+    return apart();
+  moments_of_sums(y, sum, squares, mean, var, stream);
+}
+
 void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const auto& a = attributes_of<ConvAttributes>(prim);
   const Tensor& dx = out[0];
   const Convolution conv(a, dx.shape(), in[1].shape(), in[0].shape());
   if (conv.empty()) return fill(dx, 0, stream);
-  if (library_conv(dnn::ConvKind::kGradInput, a, dx, in[1], in[0], stream)) return;
+  const auto own = [&] { run_grad_input(prim, in, out, {}, stream); };
+  if (library_conv(dnn::ConvKind::kGradInput, a, dx, in[1], in[0], own, stream)) return;
   const Tensor g = channels_last(in[0], stream), w = channels_last(in[1], stream);
   const int64_t images = dx.size(0), places = conv.rows / images, all = conv.groups * conv.outputs;
   const int64_t of_g[] = {conv.outputs}, of_w[] = {conv.outputs * conv.columns};
@@ -175,7 +197,8 @@ void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Str
   const Tensor& dw = out[0];
   const Convolution conv(a, in[1].shape(), dw.shape(), in[0].shape());
   if (conv.empty()) return fill(dw, 0, stream);
-  if (library_conv(dnn::ConvKind::kGradWeight, a, in[1], dw, in[0], stream)) return;
+  const auto own = [&] { run_grad_weight(prim, in, out, {}, stream); };
+  if (library_conv(dnn::ConvKind::kGradWeight, a, in[1], dw, in[0], own, stream)) return;
   const Tensor g = channels_last(in[0], stream);
   const Tensor x = source_of(conv, in[1], stream);
   const DType t = x.dtype(), wide = t == kF64 ? kF64 : kF32;
@@ -211,6 +234,7 @@ void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Str
 void register_conv(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   table.add(cuda, "conv", {.plan = plan_conv, .run = run_conv});
+  table.add(cuda, "conv_stats", {.plan = plan_conv, .run = run_conv_stats});
   table.add(cuda, "conv_grad_input", {.plan = plan_conv, .run = run_grad_input});
   table.add(cuda, "conv_grad_weight", {.run = run_grad_weight});
 }

@@ -19,6 +19,7 @@ using dnn::ConvKind;
 
 constexpr int64_t kAlignment = 16;  // in bytes, that engines want
 
+bool is_16_bit(DType t) { return t == kF16 || t == kBF16; }
 int dnn_type(DType t) { return t == kF32 ? dnn::kFloat : t == kF16 ? dnn::kHalf : dnn::kBFloat16; }
 
 int32_t alignment_of(const Tensor& t) {
@@ -73,34 +74,94 @@ std::string described(ConvKind kind, const ConvAttributes& a, const Tensor& x, c
                      to_string(a.window.dilation), a.window.groups);
 }
 
+// Enqueues the convolution, and where `sums` has two tensors, the sums of y's channels to them.
+bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
+              const Tensor& y, std::span<const Tensor> sums, const FunctionRef<void()>* own,
+              const Stream& stream) {
+  const DType t = x.dtype();
+  if ((t != kF32 && !is_16_bit(t)) || !graphs_in_use()) return false;
+  dnn::ConvProblem p = problem_of(kind, a, x, w, y);
+  p.statistics = !sums.empty();
+  const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
+  const auto describe = [&] {
+    return described(kind, a, x, w) + (sums.empty() ? "" : ", with sums of its channels");
+  };
+  const dnn::Demands demands{.deterministic = deterministic_algorithms(),
+                             .full_precision = t == kF32};
+  Tensor in_x, in_w, in_y;  // as the library reads and writes them
+  const auto bind = [&] {
+    const auto lying = [&](const Tensor& t, ConvKind writes) {
+      if (kind != writes) return channels_last(t, stream);
+      if (lies_last(t)) return t;
+      return empty(Meta{t.shape(), channels_last_strides(t.shape()), t.dtype(), t.device()});
+    };
+    in_x = lying(x, ConvKind::kGradInput), in_w = lying(w, ConvKind::kGradWeight);
+    in_y = lying(y, ConvKind::kForward);
+    using V = dnn::ConvValues;
+    std::vector<dnn::Binding> all{
+        {V::kX, in_x.device_data()}, {V::kW, in_w.device_data()}, {V::kY, in_y.device_data()}};
+    if (!sums.empty())
+      all.push_back({V::kSum, sums[0].device_data()}),
+          all.push_back({V::kSquares, sums[1].device_data()});
+    return all;
+  };
+  if (!run_graph({bytes_of(p), demands, make, describe, own}, bind, stream)) return false;
+  if (kind == ConvKind::kGradWeight && !lies_last(w)) convert(in_w, w, stream);
+  return true;
+}
+
 // ---- attention
 
 // Whether the gradient that is summed in one piece, and so takes scratch of the size of the scores,
 // still fits.
 constexpr int64_t kMostScratch = int64_t(1) << 30;
 
-dnn::AttentionProblem problem_of(const AttentionAttributes& a, const Tensor& q, const Tensor& v,
-                                 bool gradient) {
+// Whether engines read and write the [B, H, places, width] `t` where it lies: its rows are dense
+// and begin at multiples of 16 bytes.
+bool lies_in_rows(const Tensor& t) {
+  for (int d = 0; d < 3; ++d) {
+    const int64_t bytes = t.strides()[d] * int64_t(size_of(t.dtype()));
+    if (t.size(d) != 1 && (bytes == 0 || bytes % kAlignment != 0)) return false;
+  }
+  return t.strides()[3] == 1 && alignment_of(t) == kAlignment;
+}
+Tensor copy_of(const Tensor& t, const Stream& stream) {
+  const Tensor copy = empty(t.shape(), t.dtype(), t.device());
+  convert(t, copy, stream);
+  return copy;
+}
+// What engines read for the operand `t`, and write for `result`.
+Tensor in_rows(const Tensor& t, const Stream& stream) {
+  return lies_in_rows(t) ? t : copy_of(t, stream);
+}
+Tensor place_for(const Tensor& result) {
+  return lies_in_rows(result) ? result : empty(result.shape(), result.dtype(), result.device());
+}
+// The strides of either. No engine reads that of a dim of one place.
+dnn::HeadStrides strides_of_heads(const Tensor& t) {
+  Strides s = contiguous_strides(t.shape());
+  if (lies_in_rows(t))
+    for (int d = 0; d < 3; ++d)
+      if (t.size(d) != 1) s[d] = t.strides()[d];
+  return {s[0], s[1], s[2]};
+}
+
+dnn::AttentionProblem problem_of(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
+                                 const Tensor& v, const Tensor& out, bool gradient) {
   dnn::AttentionProblem p;
   p.type = dnn_type(q.dtype()), p.causal = a.causal, p.gradient = gradient;
   p.one_sum = gradient && deterministic_algorithms();
   p.batch = q.size(0), p.heads = q.size(1), p.queries = q.size(2), p.keys = v.size(2);
   p.width = q.size(3), p.value_width = v.size(3), p.scale = a.scale;
+  p.q = strides_of_heads(q), p.k = strides_of_heads(k), p.v = strides_of_heads(v);
+  p.out = strides_of_heads(out);
   return p;
 }
 
 bool takes(const CudnnFunctions& f, const dnn::AttentionProblem& p, DType t) {
   const int64_t scores = p.batch * p.heads * p.queries * p.keys;
-  return (t == kF16 || t == kBF16) && scores > 0 && p.width * p.value_width > 0 &&
-         dnn::takes(p, f.version) && !(p.one_sum && 2 * scores > kMostScratch);
-}
-
-/// `t`, or a copy where it does not begin as engines want it.
-Tensor aligned(const Tensor& t, const Stream& stream) {
-  if (alignment_of(t) == kAlignment) return t;
-  const Tensor copy = empty(t.shape(), t.dtype(), t.device());
-  convert(t, copy, stream);
-  return copy;
+  return is_16_bit(t) && scores > 0 && p.width * p.value_width > 0 && dnn::takes(p, f.version) &&
+         !(p.one_sum && 2 * scores > kMostScratch);
 }
 
 bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::Binding>()> bind,
@@ -118,30 +179,20 @@ bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::B
 }  // namespace
 
 bool library_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
-                  const Tensor& y, const Stream& stream) {
-  const DType t = x.dtype();
-  if ((t != kF32 && t != kF16 && t != kBF16) || !graphs_in_use()) return false;
-  const dnn::ConvProblem p = problem_of(kind, a, x, w, y);
-  const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
-  const auto describe = [&] { return described(kind, a, x, w); };
-  const dnn::Demands demands{.deterministic = deterministic_algorithms(),
-                             .full_precision = t == kF32};
-  Tensor in_x, in_w, in_y;  // as the library reads and writes them
-  const auto bind = [&] {
-    const auto lying = [&](const Tensor& t, ConvKind writes) {
-      if (kind != writes) return channels_last(t, stream);
-      if (lies_last(t)) return t;
-      return empty(Meta{t.shape(), channels_last_strides(t.shape()), t.dtype(), t.device()});
-    };
-    in_x = lying(x, ConvKind::kGradInput), in_w = lying(w, ConvKind::kGradWeight);
-    in_y = lying(y, ConvKind::kForward);
-    return std::vector<dnn::Binding>{{dnn::ConvValues::kX, in_x.device_data()},
-                                     {dnn::ConvValues::kW, in_w.device_data()},
-                                     {dnn::ConvValues::kY, in_y.device_data()}};
+                  const Tensor& y, FunctionRef<void()> own, const Stream& stream) {
+  const auto alone = [&] {
+    const OwnGraphs scope;
+    own();
   };
-  if (!run_graph({bytes_of(p), demands, make, describe}, bind, stream)) return false;
-  if (kind == ConvKind::kGradWeight && !lies_last(w)) convert(in_w, w, stream);
-  return true;
+  const FunctionRef<void()> other = alone;
+  return run_conv(kind, a, x, w, y, {}, x.dtype() == kF32 ? &other : nullptr, stream);
+}
+
+bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w, const Tensor& y,
+                       const Tensor& sum, const Tensor& squares, FunctionRef<void()> apart,
+                       const Stream& stream) {
+  const Tensor sums[] = {sum, squares};
+  return is_16_bit(x.dtype()) && run_conv(ConvKind::kForward, a, x, w, y, sums, &apart, stream);
 }
 
 bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
@@ -149,18 +200,21 @@ bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tens
                        const Stream& stream) {
   using V = dnn::AttentionValues;
   const CudnnFunctions* f = graphs_in_use();
-  const dnn::AttentionProblem p = problem_of(a, q, v, false);
+  const dnn::AttentionProblem p = problem_of(a, q, k, v, out, false);
   if (!f || !takes(*f, p, q.dtype())) return false;
-  Tensor in[3];
+  Tensor in[3], made;
   const auto bind = [&] {
-    in[0] = aligned(q, stream), in[1] = aligned(k, stream), in[2] = aligned(v, stream);
+    in[0] = in_rows(q, stream), in[1] = in_rows(k, stream), in[2] = in_rows(v, stream);
+    made = place_for(out);
     return std::vector<dnn::Binding>{{V::kQ, in[0].device_data()},
                                      {V::kK, in[1].device_data()},
                                      {V::kV, in[2].device_data()},
-                                     {V::kOut, out.device_data()},
+                                     {V::kOut, made.device_data()},
                                      {V::kLse, lse.device_data()}};
   };
-  return run(p, q.dtype(), bind, stream);
+  if (!run(p, q.dtype(), bind, stream)) return false;
+  if (!made.is_same(out)) convert(made, out, stream);
+  return true;
 }
 
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
@@ -168,27 +222,31 @@ bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor
   using V = dnn::AttentionValues;
   const Tensor &q = in[1], &v = in[3];
   const CudnnFunctions* f = graphs_in_use();
-  const dnn::AttentionProblem p = problem_of(a, q, v, true);
+  dnn::AttentionProblem p = problem_of(a, q, in[2], v, in[4], true);
+  p.g = strides_of_heads(in[0]);
+  p.dq = strides_of_heads(results[0]), p.dk = strides_of_heads(results[1]);
+  p.dv = strides_of_heads(results[2]);
   if (!f || !takes(*f, p, q.dtype())) return false;
-  Tensors held;  // operands, then scratch
+  Tensors operands, made, scratch;
   const auto bind = [&] {
-    for (const Tensor& t : in) held.push_back(aligned(t, stream));
     std::vector<dnn::Binding> all;
-    constexpr int64_t kOperands[] = {V::kG, V::kQ, V::kK, V::kV, V::kOut, V::kLse};
-    for (size_t i = 0; i < std::size(kOperands); ++i)
-      all.push_back({kOperands[i], held[i].device_data()});
-    constexpr int64_t kResults[] = {V::kDq, V::kDk, V::kDv};
-    for (size_t i = 0; i < std::size(kResults); ++i)
-      all.push_back({kResults[i], results[i].device_data()});
-    const auto scratch = [&](int64_t value, const Shape& shape) {
-      held.push_back(empty(shape, kF32, stream.device));
-      all.push_back({value, held.back().device_data()});
+    const auto add = [&](int64_t value, const Tensor& t, Tensors& to) {
+      to.push_back(t), all.push_back({value, t.device_data()});
     };
-    scratch(V::kRows, {p.batch, p.heads, p.queries});
-    if (!p.one_sum) scratch(V::kWideDq, q.shape());
+    constexpr int64_t kOperands[] = {V::kG, V::kQ, V::kK, V::kV, V::kOut};
+    for (size_t i = 0; i < std::size(kOperands); ++i)
+      add(kOperands[i], in_rows(in[i], stream), operands);
+    add(V::kLse, alignment_of(in[5]) == kAlignment ? in[5] : copy_of(in[5], stream), operands);
+    constexpr int64_t kResults[] = {V::kDq, V::kDk, V::kDv};
+    for (size_t i = 0; i < std::size(kResults); ++i) add(kResults[i], place_for(results[i]), made);
+    add(V::kRows, empty({p.batch, p.heads, p.queries}, kF32, stream.device), scratch);
+    if (!p.one_sum) add(V::kWideDq, empty(q.shape(), kF32, stream.device), scratch);
     return all;
   };
-  return run(p, q.dtype(), bind, stream);
+  if (!run(p, q.dtype(), bind, stream)) return false;
+  for (size_t i = 0; i < results.size(); ++i)
+    if (!made[i].is_same(results[i])) convert(made[i], results[i], stream);
+  return true;
 }
 
 }  // namespace tessera::cuda

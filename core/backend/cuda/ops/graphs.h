@@ -2,6 +2,7 @@
 // Tessera's own kernels are to compute instead.
 #pragma once
 #include "core/backend/cuda/cudnn/graphs.h"
+#include "core/base/function_ref.h"
 #include "core/ops/conv_attributes.h"
 #include "core/ops/fused_attributes.h"
 #include "core/tensor/stream.h"
@@ -11,14 +12,21 @@ namespace tessera::cuda {
 
 /// Enqueues the convolution of x [N, C, ..] with w [O, C / groups, ..] to y [N, O, ..], of which
 /// `kind` names the result. A result of conv and conv_grad_input lies channels-last; operands are
-/// copied where they do not.
+/// copied where they do not. `own` does the same by our own kernels, which may be faster for f32.
 bool library_conv(dnn::ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
-                  const Tensor& y, const Stream& stream);
+                  const Tensor& y, FunctionRef<void()> own, const Stream& stream);
+/// Enqueues the convolution of x with w to y in 16 bits, and the sums of each channel of y and of
+/// their squares, f32 [O]. `apart` enqueues what the caller wants of these without the graph, which
+/// may be faster.
+bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w, const Tensor& y,
+                       const Tensor& sum, const Tensor& squares, FunctionRef<void()> apart,
+                       const Stream& stream);
 
-/// Enqueues attention of dense q, k, v to dense out and lse.
+/// Enqueues attention of q, k, v to out and the dense lse. Operands are copied, and results too,
+/// where the library does not read and write them as they lie.
 bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
                        const Tensor& v, const Tensor& out, const Tensor& lse, const Stream& stream);
-/// Enqueues its gradient: `in` has g, q, k, v, out and lse, `results` dq, dk and dv, all dense.
+/// Enqueues its gradient: `in` has g, q, k, v, out and lse, `results` dq, dk and dv.
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
                             std::span<const Tensor> results, const Stream& stream);
 

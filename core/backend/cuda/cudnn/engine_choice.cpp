@@ -1,0 +1,119 @@
+#include "core/backend/cuda/cudnn/engine_choice.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "core/backend/cuda/context.h"
+#include "core/backend/cuda/stream.h"
+#include "core/base/env.h"
+#include "core/base/log.h"
+#include "core/io/hash.h"
+#include "core/io/object_cache.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr size_t kMostTimed = 4;            // suggestions, each of which is compiled first
+constexpr int kTimedRuns = 3;               // of each, after one that is not timed
+constexpr const char* kOwn = "own kernel";  // what is kept where that is the fastest
+
+// Times of a virtual GPU mean nothing.
+bool times_graphs() {
+  static const bool on =
+      env::get_int("TESSERA_CUDA_TIME_GRAPHS", driver().emulated ? 0 : 1, 0, 1) == 1;
+  return on;
+}
+
+io::ObjectCache disk() { return {"", ".graph", "cuda"}; }
+
+std::string kept(const std::string& key) {
+  try {
+    const auto entry = disk().find(key);
+    return entry ? std::string(entry->object()) : "";
+  } catch (const io::CacheError& e) {
+    logging::info("{}; cuDNN's engines are chosen again", e.what());
+    return "";
+  }
+}
+// What another process has kept meanwhile is returned: then all compute the same. Nobody times
+// while others wait, as in product_choice.cpp.
+std::string keep(const std::string& key, const std::string& mine) {
+  try {
+    bool made = false;
+    return std::string(disk()
+                           .find_or_make(
+                               key, [&](const std::string&) { return mine; }, &made)
+                           .object());
+  } catch (const io::CacheError& e) {
+    logging::info("{}; cuDNN's engines are chosen again", e.what());
+    return mine;
+  }
+}
+
+std::string key_of(const CudnnFunctions& f, const WantedGraph& wanted, const std::string& text,
+                   int device, bool timed) {
+  const Properties& card = properties(device);
+  const std::string all = fmt::format(
+      "{}, {}, {} multiprocessors, driver {}, cuDNN {}{}{}{}: {}", card.name, card.architecture(),
+      card.multiprocessors, driver().version, f.version,
+      wanted.demands.deterministic ? ", deterministic" : "",
+      wanted.demands.full_precision ? ", full precision" : "", timed ? ", timed" : "", text);
+  return to_string(io::xxh128(all.data(), all.size()));
+}
+
+double ms_of(FunctionRef<bool()> run, const Stream& stream) {
+  if (!run()) return std::numeric_limits<double>::infinity();
+  StreamEvent begin(stream, StreamEvent::Timing::kOn);
+  for (int i = 0; i < kTimedRuns; ++i) run();
+  StreamEvent end(stream, StreamEvent::Timing::kOn);
+  return elapsed_ms(begin, end);
+}
+
+// The name of the fastest; "" where none runs.
+std::string fastest(const dnn::Plans& plans, const WantedGraph& wanted, const Stream& stream,
+                    FunctionRef<bool(const dnn::ExecutionPlan&)> run) {
+  if (plans.size() == 1 && !wanted.own) return text_of(plans[0]->engine());
+  std::string best;
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& plan : plans)
+    if (const double ms = ms_of([&] { return run(*plan); }, stream); ms < least)
+      least = ms, best = text_of(plan->engine());
+  if (!wanted.own) return best;
+  const auto own = [&] {
+    (*wanted.own)();
+    return true;
+  };
+  return ms_of(own, stream) < least ? kOwn : best;
+}
+
+}  // namespace
+
+ChosenPlan choose_plan(const CudnnFunctions& f, const WantedGraph& wanted, dnn::Handle handle,
+                       const Stream& stream, FunctionRef<bool(const dnn::ExecutionPlan&)> run,
+                       std::string& why) {
+  dnn::Graph graph = wanted.make(f);
+  const bool timed = times_graphs() && !wanted.demands.deterministic;
+  const bool times = timed && !captures(stream);
+  const std::string key = key_of(f, wanted, graph.text(), stream.device.index, timed);
+  const std::string known = kept(key);
+  if (wanted.own && known == kOwn) return {nullptr, true};
+  const std::optional<dnn::Engine> engine = dnn::engine_of(known);
+  dnn::Plans plans = graph.compile({handle, nullptr}, wanted.demands, engine ? &*engine : nullptr,
+                                   times ? kMostTimed : 1, why);
+  if (plans.empty()) return {};
+  if (text_of(plans[0]->engine()) == known) return {std::move(plans[0])};
+  if (timed && !times) return {std::move(plans[0]), false, false};
+  const std::string mine =
+      times ? fastest(plans, wanted, stream, run) : text_of(plans[0]->engine());
+  if (mine.empty()) return {std::move(plans[0])};
+  const std::string chosen = keep(key, mine);
+  for (const std::string& name : {chosen, mine}) {
+    if (wanted.own && name == kOwn) return {nullptr, true};
+    for (auto& plan : plans)
+      if (text_of(plan->engine()) == name) return {std::move(plan)};
+  }
+  return {std::move(plans[0])};
+}
+
+}  // namespace tessera::cuda
