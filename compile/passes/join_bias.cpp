@@ -3,7 +3,7 @@
 // the bias is added before the product is rounded to 16 bits.
 #include "compile/ir/rewrite.h"
 #include "compile/passes/passes.h"
-#include "core/ops/contract_bias.h"
+#include "core/ops/contract_epilogues.h"
 #include "core/primitive/primitive_of.h"
 #include "core/tensor/device_runtime.h"
 
@@ -30,7 +30,7 @@ class BiasJoiner {
     const Node& n = g_.nodes[size_t(k)];
     if (!n.prim || n.prim->name() != "contract" || !n.into.empty()) return nullptr;
     const Meta& m = g_[n.out[0]].meta;
-    const bool joins = runtime_of(m.device).adds_biases() && is_floating(m.dtype) &&
+    const bool joins = runtime_of(m.device).has_epilogues() && is_floating(m.dtype) &&
                        m.dtype != kF64;  // whose products are joined with nothing
     return joins ? &attributes_of<ContractAttributes>(*n.prim) : nullptr;
   }

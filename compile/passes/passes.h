@@ -46,13 +46,18 @@ void accumulate(Graph& graph);
 /// The op that accumulate() makes, for a table of `rows`.
 PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx);
 /// Makes one op of a product and the bias that is added to it, on devices that add one for nothing
-/// (DeviceRuntime::adds_biases). It is then added before the product is rounded to 16 bits, so a
+/// (DeviceRuntime::has_epilogues). It is then added before the product is rounded to 16 bits, so a
 /// deterministic graph is left as it is.
 void join_bias(Graph& graph);
 /// Lets a convolution of 16-bit floats give the moments of its result to the batch-norm behind it,
 /// on devices with a kernel for that. Sums are in another order, so a deterministic graph is left
 /// as it is.
 void join_stats(Graph& graph);
+/// Makes one op of a product and what such devices compute beside it for nothing: GELU of its
+/// result, the gradient of GELU, sums of a result or an operand, which are gradients of biases, and
+/// the cast to f32 and the accumulation of a weight's gradient.
+/// Places of roundings and orders of sums change, so a deterministic graph is left as it is.
+void join_epilogues(Graph& graph);
 /// Makes Fused ops of groups of pointwise ops, reductions and the views between them; effects at
 /// the end of such a group become its results. Reductions of a deterministic graph stay as they
 /// are.

@@ -9,6 +9,7 @@
 
 #include "core/base/deterministic.h"
 #include "core/base/error.h"
+#include "core/base/matmul_precision.h"
 #include "core/base/parallel.h"
 #include "core/primitive/primitive.h"
 #include "core/tensor/stream.h"
@@ -21,8 +22,11 @@ namespace tessera {
 struct PlanSettings {
   int threads = 1;
   bool deterministic = false;
+  MatmulPrecision precision = MatmulPrecision::kHighest;
 
-  static PlanSettings of_thread() { return {num_threads(), deterministic_algorithms()}; }
+  static PlanSettings of_thread() {
+    return {num_threads(), deterministic_algorithms(), float32_matmul_precision()};
+  }
   bool operator==(const PlanSettings&) const = default;
 };
 

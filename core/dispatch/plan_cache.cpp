@@ -21,8 +21,8 @@ class Hash {
 
 uint64_t hash_of(const Primitive& prim, const PlanSettings& settings, std::span<const Tensor> in) {
   Hash h;
-  h.add(uint64_t(prim.id()) << 32 | uint64_t(settings.threads) << 1 |
-        uint64_t(settings.deterministic));
+  h.add(uint64_t(prim.id()) << 32 | uint64_t(settings.threads) << 2 |
+        uint64_t(settings.precision) << 1 | uint64_t(settings.deterministic));
   for (const Tensor& t : in) h.add(t.meta());
   return h.value;
 }

@@ -7,7 +7,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/precision.h"
 #include "core/ops/contract_attributes.h"
-#include "core/ops/contract_bias.h"
+#include "core/ops/contract_epilogues.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"

@@ -17,7 +17,7 @@ const OpRegistry& op_registry() {
     register_sort_ops(*r);
     register_scan_ops(*r);
     register_contract_ops(*r);
-    register_contract_bias_ops(*r);
+    register_contract_epilogue_ops(*r);
     register_linalg_ops(*r);
     register_segment_ops(*r);
     register_sparse_ops(*r);

@@ -112,9 +112,9 @@ class DeviceRuntime {
   /// stream wait: whoever launches the graph waits for what it reads and writes. Memory that
   /// `enqueue` frees is the graph's until that dies. Throws what `enqueue` throws.
   virtual Ref<DeviceGraph> capture(int index, FunctionRef<void()> enqueue);
-  /// Whether products add a bias in the time of the product alone: the compiler then makes one op
-  /// of the two (core/ops/contract_bias.h).
-  virtual bool adds_biases() { return false; }
+  /// Whether products do more in the time of the product alone: add a bias, apply GELU and so on.
+  /// The compiler then makes one op of them (core/ops/contract_epilogues.h).
+  virtual bool has_epilogues() { return false; }
 
   // What tools ask for. A kind without these has no lane in profiles, and no accounts.
 

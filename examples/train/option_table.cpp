@@ -145,7 +145,8 @@ std::span<const OptionRow> option_table() {
           "the "
           "update runs: for fsdp, hsdp, fsdp+tp and hsdp+tp on a device"),
       row("precision", &Options::precision, kNumbers,
-          "type of products and attention: fp32, bf16 or fp16 (dynamic loss scaling); weights, "
+          "type of products and attention: fp32, tf32 (fp32, in which cards round operands of "
+          "products to 11 bits and CPUs do not), bf16 or fp16 (dynamic loss scaling); weights, "
           "gradients, norms and the loss stay fp32"),
       row("recompute", &Options::recompute, kTogether,
           "activations of blocks that backward computes again instead of keeping them: none, block "

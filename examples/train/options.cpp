@@ -132,8 +132,9 @@ void check_values(const Options& o) {
   TESSERA_CHECK(
       compiler::parse_compile_mode(o.compile_mode) == compiler::CompileMode::kDefault || o.compile,
       "train: --compile-mode {} is of --compile, which is not given; add it", o.compile_mode);
-  TESSERA_CHECK(o.precision == "fp32" || o.precision == "bf16" || o.precision == "fp16",
-                "train: unknown precision \"{}\"; expected fp32, bf16 or fp16", o.precision);
+  TESSERA_CHECK(o.precision == "fp32" || o.precision == "tf32" || o.precision == "bf16" ||
+                    o.precision == "fp16",
+                "train: unknown precision \"{}\"; expected fp32, tf32, bf16 or fp16", o.precision);
   TESSERA_CHECK(
       !o.deterministic || o.precision != "fp16",
       "train: --deterministic with --precision fp16: each micro-batch is weighted by their "

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <new>
 
+#include "core/base/matmul_precision.h"
 #include "core/base/open_files.h"
 #include "core/base/output.h"
 #include "core/data/image_source.h"
@@ -18,6 +19,7 @@ int train_main(int argc, char** argv) {
   try {
     const train::Parsed parsed = train::parse_options(argc, argv);
     if (parsed.exit_status >= 0) return check_output(), parsed.exit_status;
+    set_float32_matmul_precision(parsed.options.precision == "tf32" ? "high" : "highest");
     check_open_files("train", 12);  // data, a checkpoint, a cache, a compiler's pipes
     Ref<ProcessGroup> group = init_process_group({.backend = parsed.options.backend});
     int signal = 0;

@@ -15,7 +15,7 @@ class BiasesOnCard : public test::OnCard {
  protected:
   void SetUp() override {
     OnCard::SetUp();
-    if (!IsSkipped() && !runtime_of(card_).adds_biases())
+    if (!IsSkipped() && !runtime_of(card_).has_epilogues())
       GTEST_SKIP() << "products of this device add no bias";
   }
   Tensor drawn(const Shape& shape, int64_t key, DType t = kF32) {

@@ -11,9 +11,10 @@
 
 #include "core/backend/cuda/cublaslt.h"
 #include "core/base/deterministic.h"
+#include "core/base/matmul_precision.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/contract.h"
-#include "core/ops/contract_bias.h"
+#include "core/ops/contract_epilogues.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -114,6 +115,156 @@ TEST_F(CudaProducts, WithABiasAreOneLaunch) {
                           tolerance(t) * 8, spec);
     }
 }
+// The ops that the compiler makes of products and what follows them: as the library computes them
+// in one launch named `epilogue`, or, where that is null, as a product and `more` kernels.
+class CudaEpilogues : public CudaProducts {
+ protected:
+  void expect(const PrimRef& op, std::vector<Tensor> in, const char* epilogue, int more) {
+    SCOPED_TRACE(fmt::format("{} of {}", to_string(*op), describe(in[0])));
+    const char* name = epilogue ? epilogue : "cublasLt DEFAULT";
+    const int64_t before = runs_of(name), all = kernel_runs();
+    const Tensors got = dispatch(op, in);
+    if (before >= 0) {
+      EXPECT_EQ(runs_of(name), before + 1);
+      EXPECT_EQ(kernel_runs(), all + 1 + (epilogue ? 0 : more));
+    }
+    const OwnProducts own;
+    const Tensors want = dispatch(op, in);
+    std::vector<Tensor> on_cpu;
+    for (const Tensor& t : in) on_cpu.push_back(t.cpu());
+    const Tensors exact = op->decompose(on_cpu);
+    for (size_t i = 0; i < got.size(); ++i) {
+      sweep::expect_close(got[i].cpu(), want[i].cpu(), tolerance(in[0].dtype()) * 8, "own");
+      sweep::expect_close(got[i].cpu(), exact[i], tolerance(in[0].dtype()) * 8, "decomposition");
+    }
+  }
+  static int64_t library_runs_with_c() { return runs_of("cublasLt DEFAULT + C"); }
+  static ContractAttributes product(const char* spec) {
+    ContractAttributes c;
+    c.parse(spec);
+    return c;
+  }
+};
+
+TEST_F(CudaEpilogues, GeluOfAProductAndItsBias) {
+  const auto gelu = [&](DType t, int64_t width, const char* epilogue) {
+    expect(contract_gelu_op(product("abk,nk->abn")),
+           {values({2, 5, 16}, t, 1), values({width, 16}, t, 2), values({width}, t, 3)}, epilogue,
+           2);
+  };
+  for (DType t : {kBF16, kF16}) gelu(t, 24, "cublasLt GELU_AUX_BIAS");
+  for (DType t : {kF32, kF64}) gelu(t, 24, nullptr);
+  gelu(kBF16, 20, nullptr);  // rows of aux that are no multiple of 8
+}
+TEST_F(CudaEpilogues, GradientsOfGeluAndItsBias) {
+  const auto grad = [&](DType t, int64_t width, const char* epilogue) {
+    expect(contract_gelu_grad_op(product("abk,kn->abn")),
+           {values({2, 5, 16}, t, 1), values({16, width}, t, 2), values({2, 5, width}, t, 3)},
+           epilogue, 2);
+  };
+  for (DType t : {kBF16, kF16}) grad(t, 24, "cublasLt DGELU_BGRAD");
+  for (DType t : {kF32, kF64}) grad(t, 24, nullptr);
+  grad(kBF16, 20, nullptr);
+  // What GELU read is at an address that is none for the library.
+  const Tensor x = narrow(values({10 * 24 + 8}, kBF16, 3), 0, 1, 10 * 24).reshape({2, 5, 24});
+  expect(contract_gelu_grad_op(product("abk,kn->abn")),
+         {values({2, 5, 16}, kBF16, 1), values({16, 24}, kBF16, 2), x}, nullptr, 2);
+}
+TEST_F(CudaEpilogues, SumsOfOperands) {
+  for (DType t : kTypes) {
+    const auto sums = [&](const char* spec, bool of_b, const Tensor& a, const Tensor& b,
+                          const char* epilogue, int more = 1) {
+      expect(contract_sums_op({product(spec), of_b}), {a, b}, t == kF64 ? nullptr : epilogue, more);
+    };
+    const Tensor g = values({2, 5, 24}, t, 1), x = values({2, 5, 16}, t, 2);
+    sums("abn,abk->nk", false, g, x, "cublasLt BGRADB");
+    sums("abk,abn->kn", true, x, g, "cublasLt BGRADA");
+    // An operand that lies by columns: our own sum reads a copy.
+    const Tensor turned = permute(values({24, 10}, t, 3), {1, 0});
+    sums("an,ak->nk", false, turned, values({10, 16}, t, 4), "cublasLt BGRADB", 2);
+  }
+}
+
+// A gradient is added to one that is there: in its dtype, or in f32 from 16 bits.
+TEST_F(CudaEpilogues, SumsWithWhatIsThere) {
+  for (DType t : kTypes)
+    for (DType to : {t, kF32}) {
+      if (t == kF64 && to == kF32) continue;
+      const Tensor g = values({2, 5, 24}, t, 1), x = values({2, 5, 16}, t, 2);
+      expect(contract_add_op(product("abn,abk->nk")), {g, x, values({24, 16}, to, 3)},
+             "cublasLt DEFAULT + C", 0);
+      expect(contract_add_op(product("bij,bjk->bik")),
+             {values({3, 4, 8}, t, 1), values({3, 8, 16}, t, 2), values({3, 4, 16}, to, 3)},
+             "cublasLt DEFAULT + C", 0);
+      if (to == t) continue;
+      Tensor of[] = {g, x};
+      const Tensor wide = dispatch1(contract_wide_op(product("abn,abk->nk")), of);
+      EXPECT_EQ(wide.dtype(), kF32);
+      expect(contract_wide_op(product("abn,abk->nk")), {g, x}, "cublasLt DEFAULT", 0);
+      // Our own kernels sum this in parts.
+      expect(contract_wide_op(product("an,ak->nk")),
+             {values({8192, 8}, t, 4), values({8192, 8}, t, 5)}, "cublasLt DEFAULT", 0);
+      sweep::expect_close(wide.cpu(), contract("abn,abk->nk", g.cpu().to(kF32), x.cpu().to(kF32)),
+                          1e-6, "not rounded to 16 bits");
+    }
+}
+// The sum lies where its term was, but never where a factor is.
+TEST_F(CudaEpilogues, SumsTakeTheMemoryOfTheirTerm) {
+  const PrimRef op = contract_add_op(product("ij,jk->ik"));
+  const auto at = [&](const Shape& a, const Shape& b) {
+    std::vector<Tensor> in{values(a, kF32, 1), values(b, kF32, 2), values({a[0], b[1]}, kF32, 3)};
+    const Tensor want = in[0].cpu().matmul(in[1].cpu()) + in[2].cpu();
+    const void* at[] = {in[0].device_data(), in[1].device_data(), in[2].device_data()};
+    const int64_t before = library_runs_with_c();
+    const Tensor got = dispatch1(op, in);
+    EXPECT_EQ(library_runs_with_c(), before >= 0 ? before + 1 : before);
+    sweep::expect_close(got.cpu(), want, 1e-6, "sum");
+    EXPECT_NE(got.device_data(), at[0]);
+    EXPECT_NE(got.device_data(), at[1]);
+    return got.device_data() == at[2];
+  };
+  EXPECT_TRUE(at({8, 16}, {16, 24}));
+  EXPECT_FALSE(at({16, 16}, {16, 16}));
+  Tensor w = values({16, 16}, kF32, 1), b = values({16, 16}, kF32, 2);
+  const Tensor want = w.cpu().matmul(b.cpu()) + w.cpu();
+  Tensor in[] = {w, b, w};
+  const int64_t before = library_runs_with_c();
+  assign({&w, 1}, op, in);
+  EXPECT_EQ(library_runs_with_c(), before >= 0 ? before + 1 : before);
+  sweep::expect_close(w.cpu(), want, 1e-6, "a factor that is overwritten");
+}
+
+// ---- TF32
+
+/// Products of f32 in a process that allows TF32, until this dies.
+struct AllowTF32 {
+  AllowTF32() { set_float32_matmul_precision("high"); }
+  ~AllowTF32() { set_float32_matmul_precision("highest"); }
+};
+TEST_F(CudaProducts, AreInTF32WhereThatIsAskedFor) {
+  // 1 + 2^-12 has 13 bits of mantissa, of which TF32 keeps 11.
+  const float exact = 1 + std::ldexp(1.0f, -12);
+  const auto first = [&](DType t) {
+    const Tensor a = full({8, 16}, exact, {kF32, device_of(0)}).to(t);
+    return matmul(a, eye(16, {.dtype = t, .device = device_of(0)}))
+        .cpu()
+        .to(kF64)
+        .values<double>()[0];
+  };
+  const int64_t tf32 = runs_of("cublasLt DEFAULT TF32");
+  EXPECT_EQ(first(kF32), exact);
+  EXPECT_EQ(runs_of("cublasLt DEFAULT TF32"), tf32);
+  {
+    const AllowTF32 high;
+    EXPECT_EQ(first(kF32), 1);
+    EXPECT_EQ(first(kF64), exact) << "other dtypes are what they were";
+    EXPECT_EQ(runs_of("cublasLt DEFAULT TF32"), tf32 >= 0 ? tf32 + 1 : tf32);
+    const OwnProducts own;
+    EXPECT_EQ(first(kF32), exact) << "our own kernels know no TF32";
+  }
+  EXPECT_EQ(first(kF32), exact);
+}
+
 TEST_F(CudaProducts, OfVectors) {
   for (DType t : kTypes) {
     const Tensor a = values({9, 34}, t, 1), v = values({34}, t, 2), w = values({9}, t, 3);
@@ -206,6 +357,26 @@ TEST(CudaProductsChild, DISABLED_Capture) {
   matmul(a, b);
   std::printf("nodes %d, runs %d\n", int(nodes), int(library_runs() - before));
 }
+/// Sums and gradients whose operands are results as well. Not a test by itself, either.
+TEST(CudaProductsChild, DISABLED_Join) {
+  register_cuda();
+  ContractAttributes c;
+  c.parse("an,ak->nk");
+  Tensor in[] = {values({8, 24}, kBF16, 1), values({8, 16}, kBF16, 2), values({24, 16}, kF32, 3)};
+  const Tensor cpu[] = {in[0].cpu(), in[1].cpu(), in[2].cpu()};
+  const void* term = in[2].device_data();
+  const Tensor sum = dispatch1(contract_add_op(c), in);
+  EXPECT_EQ(sum.device_data(), term);
+  sweep::expect_close(sum.cpu(), contract_add_op(c)->decompose(cpu)[0], 1e-5, "sum");
+  c.parse("ak,kn->an");
+  Tensor of[] = {values({8, 16}, kBF16, 1), values({16, 24}, kBF16, 2), values({24}, kBF16, 3)};
+  const Tensor on_cpu[] = {of[0].cpu(), of[1].cpu(), of[2].cpu()};
+  const Tensors got = dispatch(contract_gelu_op(c), of),
+                want = contract_gelu_op(c)->decompose(on_cpu);
+  for (size_t i = 0; i < 2; ++i) sweep::expect_close(got[i].cpu(), want[i], 3e-2, "GELU");
+  std::printf("joined %d\n",
+              int(runs_of("cublasLt DEFAULT + C") + runs_of("cublasLt GELU_AUX_BIAS")));
+}
 std::string multiply_with(const TempFolder& folder, const std::string& environment = "") {
   return output_of(child_command(folder, "CudaProductsChild.DISABLED_Multiply", environment));
 }
@@ -285,6 +456,22 @@ TEST_F(CudaProductsAlone, AreTimedOnceOnAMachine) {
       fmt::format("TESSERA_CUDA_TIME_PRODUCTS=1 TESSERA_COMPILE_CACHE={}", kept.str());
   expect(multiply_with(folder_, environment), 2 * 4 * 4 + 3, 0, "");
   expect(multiply_with(folder_, environment), 3, 0, "");
+}
+
+// Two joined products with four suggestions each, timed and not; and as ours.
+TEST_F(CudaProductsAlone, JoinedProductsAreTimedAndReplacedToo) {
+  for (const auto& [environment, runs] :
+       {std::pair("", 2), std::pair("TESSERA_CUDA_TIME_PRODUCTS=1", 2 * 4 * 4 + 2),
+        std::pair("VGPU_FAIL=cublasLtMatmul:1:15", 1),
+        std::pair("VGPU_FAIL=cublasLtMatmul:2:15", 1),
+        std::pair("TESSERA_CUDA_LIBRARY_PRODUCTS=0", 0)}) {
+    TempFolder kept;
+    const std::string output = output_of(
+        child_command(folder_, "CudaProductsChild.DISABLED_Join",
+                      fmt::format("{} TESSERA_COMPILE_CACHE={}", environment, kept.str())));
+    EXPECT_NE(output.find("[  PASSED  ] 1 test"), output.npos) << environment << output;
+    EXPECT_NE(output.find(fmt::format("joined {}\n", runs)), output.npos) << environment << output;
+  }
 }
 
 // A capture may not wait: the product is the first suggestion there, and is timed at its next use.

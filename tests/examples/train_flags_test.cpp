@@ -104,7 +104,7 @@ TEST_F(TrainFlags, BadInputGetsOneClearLine) {
       {"--precision fp16 --deterministic --steps 1", "Use bf16 or fp32"},
       {"--compile --compile-mode fast --steps 1",
        "expected default, reduce-overhead or max-autotune"},
-      {"--precision fp8 --steps 1", "expected fp32, bf16 or fp16"},
+      {"--precision fp8 --steps 1", "expected fp32, tf32, bf16 or fp16"},
       {"--precision bf16 --exact-contraction --steps 1", "--exact-contraction"},
       {"--epochs inf", "--epochs: inf is not finite"},
       {"--epochs 1e300 --data " + data(), "--epochs 1e+300"},

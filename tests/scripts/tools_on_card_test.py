@@ -43,6 +43,17 @@ class Folder(unittest.TestCase):
         return output, json.loads(path.read_text(encoding="utf-8"))["result"]
 
 
+class Precision(Folder):
+    def test_tf32_is_for_those_who_ask(self):
+        for precision in ("fp32", "tf32"):
+            counters = self.folder / precision
+            self.good("train", "--device", "cuda", "--model", "mlp", "--batch-size", "4", "--steps", "1", "--precision", precision,
+                      env={"VGPU_COUNTERS": str(counters)})
+            products = [line for line in counters.read_text(encoding="utf-8").splitlines() if "cublasLt DEFAULT" in line]
+            self.assertTrue(products)
+            self.assertEqual({"TF32" in line for line in products}, {precision == "tf32"}, products)
+
+
 class Bench(Folder):
     def check_head(self, output, result):
         self.assertRegex(output, r"(?m)^cuda:0: virtual GPU, .*sm_")

@@ -3,7 +3,7 @@
 
 #include "core/dispatch/dispatch.h"
 #include "core/ops/contract.h"
-#include "core/ops/contract_bias.h"
+#include "core/ops/contract_epilogues.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
 #include "tests/support/large_cases.h"

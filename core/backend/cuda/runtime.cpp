@@ -141,7 +141,7 @@ class CudaRuntime final : public DeviceRuntime {
     return false;
   }
   void synchronize(const Stream& stream) override { cuda::synchronize(stream); }
-  bool adds_biases() override { return cublaslt() != nullptr; }
+  bool has_epilogues() override { return cublaslt() != nullptr; }
   bool compiles_cuda() const override { return true; }
   Ref<DeviceProgram> compile(const std::string& name, const std::string& text,
                              std::span<const std::string> kernels, int index) override {

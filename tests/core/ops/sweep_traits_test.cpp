@@ -86,8 +86,9 @@ TEST(SweepTraits, ProductsCountTheirArithmetic) {
                           "conv_grad_weight", "conv_stats",    "attention", "attention_grad",
                           "quantized_linear", "quantized_conv"};
   Names summing;
-  const Names counted = {"contract",        "contract_bias",    "conv",
-                         "conv_grad_input", "conv_grad_weight", "conv_stats"};
+  const Names counted = {"contract",      "contract_bias",      "conv",          "conv_grad_input",
+                         "contract_gelu", "contract_gelu_grad", "contract_sums", "conv_grad_weight",
+                         "contract_add",  "contract_wide",      "conv_stats"};
   for_each_sample([&](const Sample& s) {
     const bool product = s.prim->traits().kind == OpKind::kProduct;
     EXPECT_EQ(product, products.contains(s.prim->name()));

@@ -13,6 +13,7 @@ using namespace tessera::cuda::blas;  // NOLINT: the tests speak the library's l
 /// A product of column-major matrices of one type, C as D; fields may be changed before it runs.
 struct Plan {
   int type = kR32F, compute = kCompute32F, scale = kR32F;
+  int result = -1;  // the type of C and D; -1: that of A and B
   uint64_t m = 8, n = 12, k = 16;
   bool transpose_a = false, transpose_b = false;
   int64_t lda = 0, ldb = 0, ldd = 0;  // 0: dense
@@ -62,19 +63,19 @@ class CublasLtProducts : public OnDevice {
     set<DevicePtr>(to.product, kProductBias, p.bias);
     set<DevicePtr>(to.product, kProductAux, p.aux);
     set<int64_t>(to.product, kProductAuxLeading, p.aux_leading);
-    const auto layout = [&p](Layout& l, uint64_t rows, uint64_t columns, int64_t leading,
+    const auto layout = [&p](Layout& l, int type, uint64_t rows, uint64_t columns, int64_t leading,
                              int64_t stride) {
       const auto dense = static_cast<int64_t>(p.order == kOrderRow ? columns : rows);
-      ASSERT_EQ(cublaslt().layout_create(&l, p.type, rows, columns, leading ? leading : dense),
+      ASSERT_EQ(cublaslt().layout_create(&l, type, rows, columns, leading ? leading : dense),
                 Status::kSuccess);
       const int32_t order = p.order;
       cublaslt().layout_set(l, kLayoutOrder, &order, sizeof(order));
       cublaslt().layout_set(l, kLayoutBatchCount, &p.batch, sizeof(p.batch));
       cublaslt().layout_set(l, kLayoutBatchStride, &stride, sizeof(stride));
     };
-    layout(to.a, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.lda, p.stride_a);
-    layout(to.b, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.ldb, p.stride_b);
-    layout(to.d, p.m, p.n, p.ldd, p.stride_d);
+    layout(to.a, p.type, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.lda, p.stride_a);
+    layout(to.b, p.type, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.ldb, p.stride_b);
+    layout(to.d, p.result < 0 ? p.type : p.result, p.m, p.n, p.ldd, p.stride_d);
   }
   /// What the library suggests; empty where it refuses.
   std::vector<Suggestion> suggestions(const Plan& p, int most = 8) {

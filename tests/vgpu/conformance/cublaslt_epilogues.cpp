@@ -88,6 +88,28 @@ TEST_F(CublasLtProducts, GradientsOfGeluAndOfTheBias) {
         });
   }
 }
+// The leading dimension of aux is a multiple of 8 and at least the rows, and its address one of 16.
+TEST_F(CublasLtProducts, WhatGeluKeepsIsAligned) {
+  const DevicePtr memory = upload(std::vector<uint16_t>(512), stream);
+  for (int epilogue : {kEpilogueGeluAuxBias, kEpilogueDGeluBGrad}) {
+    Plan p{.type = kR16BF, .m = 16, .epilogue = epilogue, .aux_leading = 16};
+    p.bias = memory, p.aux = memory + 64;
+    EXPECT_FALSE(suggestions(p).empty());
+    for (int64_t leading : {0, 8, 20}) {
+      Plan wrong = p;
+      wrong.aux_leading = leading;
+      EXPECT_TRUE(suggestions(wrong).empty()) << leading;
+    }
+    Plan wrong = p;
+    wrong.aux += 2;
+    EXPECT_TRUE(suggestions(wrong).empty());
+    wrong = p, wrong.aux = 0;
+    EXPECT_TRUE(suggestions(wrong).empty());
+    wrong = p, wrong.bias = 0;
+    EXPECT_TRUE(suggestions(wrong).empty());
+  }
+  check(cuda().memory_free(memory), "free");
+}
 TEST_F(CublasLtProducts, SumsOfOperandsAreGradientsOfBiases) {
   for (int epilogue : {kEpilogueBGradA, kEpilogueBGradB}) {
     Plan p{.type = kR16BF, .transpose_b = true, .epilogue = epilogue};

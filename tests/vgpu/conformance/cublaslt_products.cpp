@@ -54,6 +54,28 @@ TEST_F(CublasLtProducts, AlphaAndBeta) {
         ASSERT_EQ(got[i + j * 8], 0.5 * element(p, a, b, i, j) - 2 * d[i + j * 8]);
   });
 }
+// A gradient of 16 bits is added to one in single.
+TEST_F(CublasLtProducts, SixteenBitsAreAddedToSingles) {
+  for (int type : {kR16BF, kR16F}) {
+    const Plan p{.type = type, .result = kR32F, .beta = 1};
+    Made made;
+    make(p, made);
+    const uint16_t one = type == kR16BF ? 0x3f80 : 0x3c00;
+    const DevicePtr a = upload(std::vector<uint16_t>(p.m * p.k, one), stream),
+                    b = upload(std::vector<uint16_t>(p.k * p.n, one), stream),
+                    d = upload(std::vector<float>(p.m * p.n), stream);
+    const std::vector<Suggestion> all = suggestions(p, made);
+    ASSERT_FALSE(all.empty());
+    const float begin = 1 + std::ldexp(1.0f, -20);  // of no 16-bit type
+    for (const Suggestion& s : all) {
+      const std::vector<float> before(p.m * p.n, begin);
+      check(cuda().copy_to_device(d, before.data(), before.size() * 4, stream), "upload");
+      ASSERT_EQ(run(p, made, s.algorithm, a, b, d, s.workspace_bytes), Status::kSuccess);
+      for (float x : download<float>(d, p.m * p.n, stream)) ASSERT_EQ(x, 16 + begin);
+    }
+    for (DevicePtr x : {a, b, d}) check(cuda().memory_free(x), "free");
+  }
+}
 TEST_F(CublasLtProducts, ABetaOfZeroDoesNotReadTheResult) {
   const Plan p;
   const auto a = whole<float>(p.m * p.k, 1), b = whole<float>(p.k * p.n, 2);

@@ -1,6 +1,7 @@
 // The calls that compute, and those that say how they would. A product is an op of the virtual
 // driver's scheduler, which is told of every byte that it reads and writes. The names of these ops,
-// which counters and VGPU_FAIL know, are "cublasLt" and the epilogue: "cublasLt GELU_AUX_BIAS".
+// which counters and VGPU_FAIL know, are "cublasLt" and the epilogue, "cublasLt GELU_AUX_BIAS", and
+// what else is not plain: "cublasLt DEFAULT + C", "cublasLt DEFAULT TF32".
 #include <algorithm>
 #include <cstring>
 
@@ -94,6 +95,17 @@ void add_epilogue_uses(std::vector<Use>& uses, const Problem& p, bool writes) {
                     static_cast<size_t>(s.aux_leading) * bits / 8, static_cast<size_t>(p.n), kind});
 }
 
+/// Whether two operands of a batch may share memory: what is from the first element to the last is
+/// compared.
+bool overlap(const Matrices& x, const void* at_x, const Matrices& y, const void* at_y,
+             int64_t batch) {
+  const auto end = [batch](const Matrices& m, const void* at) {
+    const int64_t elements = (batch - 1) * m.stride + (m.runs() - 1) * m.leading + m.run();
+    return address(at) + static_cast<DevicePtr>(elements * bytes_of(m.type));
+  };
+  return address(at_x) < end(y, at_y) && address(at_y) < end(x, at_x);
+}
+
 /// "" or what is wrong with the addresses.
 std::string wrong_addresses(const Problem& p, const Way& way, const Operands& o,
                             size_t workspace_bytes) {
@@ -119,6 +131,8 @@ std::string wrong_addresses(const Problem& p, const Way& way, const Operands& o,
            std::to_string(way.id) + " needs " + std::to_string(needed);
   if (address(o.workspace) % kWorkspaceAlignment)
     return "the workspace is not aligned to " + std::to_string(kWorkspaceAlignment) + " bytes";
+  if (overlap(p.a, o.a, p.d, o.d, p.batch) || overlap(p.b, o.b, p.d, o.d, p.batch))
+    return "D is in the memory of A or B";
   if (o.c == o.d && p.c.leading != p.d.leading) return "C is D, with another layout";
   if ((p.sums_result() || p.sums_operand()) && (o.alpha != 1 || o.beta != 0))
     return "alpha and beta with the gradient of a bias are not emulated";
@@ -216,7 +230,11 @@ Status cublasLtMatmul(Handle handle, Product product, const void* alpha, const v
   const Operands o{a, b, c, d, workspace, scalar(p, alpha), scalar(p, beta)};
   if (const std::string why = wrong_addresses(p, *way, o, workspace_bytes); !why.empty())
     return refuse(Status::kInvalidValue, __func__, why);
-  Work work{"cublasLt " + epilogue_name(p.product.epilogue), {}, {}};
+  Work work{"cublasLt " + epilogue_name(p.product.epilogue) +
+                (p.product.compute == kCompute32FFastTF32 ? " TF32" : "") +
+                (o.beta != 0 ? " + C" : ""),
+            {},
+            {}};
   add_uses(work.uses, p.a, a, p.batch, kVgpuRead);
   add_uses(work.uses, p.b, b, p.batch, kVgpuRead);
   if (o.beta != 0) add_uses(work.uses, p.c, c, p.batch, kVgpuRead);

@@ -10,7 +10,8 @@
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
 #include "core/base/error.h"
-#include "core/ops/contract_attributes.h"
+#include "core/dispatch/call.h"
+#include "core/ops/contract_epilogues.h"
 #include "core/primitive/primitive_of.h"
 
 namespace tessera::cuda {
@@ -93,10 +94,11 @@ Tensor with_summed_last(const Tensor& t, std::string& word, const std::string& s
   return copy;
 }
 
-// out = a b; whether `bias`, where there is one, was added.
-bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const void* bias,
+// out = a b; whether the epilogue, where there is one, was computed too. Where it was not and adds
+// to `out`, nothing was computed.
+bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const Epilogue& epilogue,
               const Stream& stream) {
-  if (out.numel() == 0) return true;
+  if (out.numel() == 0) return !epilogue;
   Nest nest = make_nest(s, a, b, out);
   if (nest.k.size() > 1) {
     std::string summed;
@@ -105,7 +107,7 @@ bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const
     a = with_summed_last(a, s.a, summed, stream), b = with_summed_last(b, s.b, summed, stream);
     nest = make_nest(s, a, b, out);
   }
-  const bool one_row = nest.n.size() <= 1;  // else a row is not the last dim, which the bias has
+  const bool one_row = nest.n.size() <= 1;  // else a row is not the last dim, which a bias has
   const Loop m = keep_one(nest.m, nest.batch), n = keep_one(nest.n, nest.batch);
   const bool nothing_summed = a.numel() == 0 || b.numel() == 0;
   const Loop k = nest.k.empty() ? Loop{} : nest.k[0];
@@ -113,17 +115,19 @@ bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const
   for (const Loop& l : nest.batch)
     extents.push_back(l.extent), in_c.push_back(l.c), in_a.push_back(l.a), in_b.push_back(l.b);
   auto list = [](const auto& v) { return std::span<const int64_t>(v.begin(), v.size()); };
-  const DType t = a.dtype();
+  const DType t = a.dtype(), to = out.dtype();
   const int64_t summed = nothing_summed ? 0 : k.extent;
   const Matrices left{a.device_data(), m.a, k.a, list(in_a)},
       right{b.device_data(), k.b, n.b, list(in_b)};
-  const auto by_library = [&](const void* added) {
-    return library_product(t, list(extents), m.extent, n.extent, summed,
-                           {out.device_data(), m.c, n.c, list(in_c)}, left, right, stream, added);
+  const auto by_library = [&](const Epilogue& e) {
+    return library_product(t, to, list(extents), m.extent, n.extent, summed,
+                           {out.device_data(), m.c, n.c, list(in_c)}, left, right, stream, e);
   };
   if (!s.leaves) {  // a sum in the order of leaves is our own kernel's alone
-    if (one_row && by_library(bias)) return true;
-    if (!(one_row && !bias) && by_library(nullptr)) return false;
+    if (epilogue && (one_row || epilogue.kind == Epilogue::kAdd) && by_library(epilogue))
+      return true;
+    if (epilogue.kind == Epilogue::kAdd) return false;
+    if (by_library({})) return false;
   }
   auto by_kernels = [&](const Matrices& c, const MatmulSum& sum) {
     for (const MatmulLaunch& l :
@@ -136,7 +140,8 @@ bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const
                : matmul_parts(t, out.numel() / (m.extent * n.extent), m.extent, n.extent, summed);
   if (parts == 1) {
     const int64_t leaves = s.leaves ? s.leaves_of(summed) : 0;
-    return by_kernels({out.device_data(), m.c, n.c, list(in_c)}, {.leaves = leaves});
+    return by_kernels({out.device_data(), m.c, n.c, list(in_c)},
+                      {.leaves = leaves, .wide = to != t});
   }
   // Parts of the sum, dense and in f32 at least, are joined and put where the result has them.
   Loops loops = nest.batch;
@@ -157,30 +162,89 @@ bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const
   }
   const Tensor sum = empty(shape, wide, stream.device);
   reduce_to("sum", partial, sum, 1, parts, size, stream);
-  convert(sum, Tensor({shape, strides, t, stream.device}, out.storage(), out.offset()), stream);
+  convert(sum, Tensor({shape, strides, to, stream.device}, out.storage(), out.offset()), stream);
   return false;
 }
 
 void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace, const Stream& stream) {
-  multiply(attributes_of<ContractAttributes>(prim), in[0], in[1], out[0], nullptr, stream);
+  multiply(attributes_of<ContractAttributes>(prim), in[0], in[1], out[0], {}, stream);
 }
 
-void plan_bias(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+void plan_third_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
   plan.dense_in = 4;
 }
 void run_bias(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
               Workspace, const Stream& stream) {
-  if (!multiply(attributes_of<ContractAttributes>(prim), in[0], in[1], out[0], in[2].device_data(),
-                stream))
-    add_to(out[0], in[2], stream);
+  if (!multiply(attributes_of<ContractAttributes>(prim), in[0], in[1], out[0],
+                {Epilogue::kBias, in[2].device_data()}, stream))
+    compute("add", {out[0], in[2]}, out[0], stream);
+}
+
+void run_gelu(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+              Workspace, const Stream& stream) {
+  const Tensor &y = out[0], &x = out[1];
+  if (multiply(attributes_of<ContractAttributes>(prim), in[0], in[1], y,
+               {Epilogue::kGelu, in[2].device_data(), x.device_data()}, stream))
+    return;
+  compute("add", {y, in[2]}, x, stream);
+  compute("gelu_tanh", {x}, y, stream);
+}
+
+void run_gelu_grad(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                   Workspace, const Stream& stream) {
+  const Tensor &g = out[0], &x = in[2];
+  if (multiply(attributes_of<ContractAttributes>(prim), in[0], in[1], g,
+               {Epilogue::kGeluGrad, out[1].device_data(), x.device_data()}, stream))
+    return;
+  compute("gelu_tanh_grad", {g, x}, g, stream);
+  reduce_dims("sum", g, (1u << (g.ndim() - 1)) - 1, out[1], stream);
+}
+
+void run_sums(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+              Workspace, const Stream& stream) {
+  const auto& a = attributes_of<ContractSumsAttributes>(prim);
+  if (multiply(a, in[0], in[1], out[0],
+               {a.of_b ? Epilogue::kSumsOfB : Epilogue::kSumsOfA, out[1].device_data()}, stream))
+    return;
+  uint32_t mask = 0;
+  for (size_t d = 0; d < a.summed().size(); ++d) mask |= uint32_t(!has(a.out, a.summed()[d])) << d;
+  const Tensor& x = in[a.of_b];
+  Tensor dense = x;
+  if (!x.is_contiguous()) {
+    dense = empty(x.shape(), x.dtype(), x.device());
+    convert(x, dense, stream);
+  }
+  reduce_dims("sum", dense, mask, out[1], stream);
+}
+
+// The sum may take the place of what is added; not of a factor that happens to have its layout.
+void plan_add(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
+  const auto is_like_out = [&](const Tensor& t) { return same_layout(t.meta(), out[0]); };
+  plan.dense_in = 4;
+  plan.in_place = plan.assign_in_place = std::ranges::none_of(in.first(2), is_like_out);
+}
+void run_add(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+             Workspace, const Stream& stream) {
+  const auto& a = attributes_of<ContractAttributes>(prim);
+  const Epilogue add{.kind = Epilogue::kAdd, .addend = in[2].device_data()};
+  if (multiply(a, in[0], in[1], out[0], add, stream)) return;
+  const Tensor product = empty(out[0].shape(), out[0].dtype(), out[0].device());
+  multiply(a, in[0], in[1], product, {}, stream);
+  compute("add", {product, in[2]}, out[0], stream);
 }
 
 }  // namespace
 
 void register_contract(KernelTable& table) {
   table.add(register_cuda(), "contract", {.run = run_contract});
-  table.add(register_cuda(), "contract_bias", {.plan = plan_bias, .run = run_bias});
+  table.add(register_cuda(), "contract_bias", {.plan = plan_third_dense, .run = run_bias});
+  table.add(register_cuda(), "contract_gelu", {.plan = plan_third_dense, .run = run_gelu});
+  table.add(register_cuda(), "contract_gelu_grad",
+            {.plan = plan_third_dense, .run = run_gelu_grad});
+  table.add(register_cuda(), "contract_sums", {.run = run_sums});
+  table.add(register_cuda(), "contract_wide", {.run = run_contract});
+  table.add(register_cuda(), "contract_add", {.plan = plan_add, .run = run_add});
 }
 
 }  // namespace tessera::cuda

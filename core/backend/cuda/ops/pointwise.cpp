@@ -185,12 +185,12 @@ void convert(const Tensor& in, const Tensor& out, const Stream& stream) {
               nullptr, stream);
 }
 
-void add_to(const Tensor& to, const Tensor& more, const Stream& stream) {
-  static const PointwiseOp& add = op_of(intern_op("add"));
-  const Tensor in[] = {to, more};
-  const PlannedWalk plan(pointwise_instance(add, to.dtype()), shape_of(add, to.dtype()), in,
-                         to.meta());
-  run_planned(plan, in, to, false, nullptr, stream);
+void compute(std::string_view name, std::initializer_list<Tensor> in, const Tensor& out,
+             const Stream& stream) {
+  const PointwiseOp& op = op_of(intern_op(name));
+  const PlannedWalk plan(pointwise_instance(op, out.dtype()), shape_of(op, out.dtype()),
+                         std::span(in.begin(), in.size()), out.meta());
+  run_planned(plan, std::span(in.begin(), in.size()), out, false, nullptr, stream);
 }
 
 void register_pointwise(KernelTable& table) {

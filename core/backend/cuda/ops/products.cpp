@@ -19,6 +19,7 @@
 #include "core/base/deterministic.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/matmul_precision.h"
 #include "core/tensor/tensor.h"
 
 namespace tessera::cuda {
@@ -30,6 +31,8 @@ constexpr int64_t kMostCalls = 32;      // for one op; beyond it one launch of o
 constexpr size_t kMostProducts = 2048;  // that a thread keeps descriptors of
 constexpr int kMostSuggestions = 8;
 constexpr uintptr_t kBestAlignment = 256;
+constexpr int64_t kAuxMultiple = 8;    // of its leading dimension
+constexpr int32_t kAuxAlignment = 16;  // in bytes
 
 thread_local bool own_products = false;
 
@@ -83,7 +86,10 @@ struct Side {
 struct Problem {
   int32_t device = 0, dtype = 0, deterministic = 0, batch = 1;
   Side a, b, d;
-  int32_t has_bias = 0, bias_alignment = 0;
+  int32_t result = 0;                                         // the dtype of d
+  int32_t compute = 0;                                        // the library's number
+  int32_t adds = 0;                                           // c, which lies as d does
+  int32_t epilogue = 0, bias_alignment = 0, aux_leading = 0;  // epilogue: 0 or the library's number
   bool operator==(const Problem& o) const { return std::memcmp(this, &o, sizeof(o)) == 0; }
 };
 static_assert(std::has_unique_object_representations_v<Problem>);
@@ -98,9 +104,13 @@ std::string text_of(const Problem& p) {
     return fmt::format("{} x {}{} by {} every {} aligned {}", s.rows, s.columns,
                        s.transposed ? " transposed" : "", s.leading, s.stride, s.alignment);
   };
-  return fmt::format("{} batch {}: {}; {}; {}{}", name_of(DType(p.dtype)), p.batch, side(p.a),
-                     side(p.b), side(p.d),
-                     p.has_bias ? fmt::format("; bias aligned {}", p.bias_alignment) : "");
+  const bool tf32 = p.compute == blas::kCompute32FFastTF32;
+  return fmt::format("{}{}{} batch {}: {}; {}; {}{}{}", name_of(DType(p.dtype)),
+                     p.result == p.dtype ? "" : " to f32", tf32 ? " by tf32" : "", p.batch,
+                     side(p.a), side(p.b), side(p.d), p.adds ? "; added" : "",
+                     p.epilogue ? fmt::format("; epilogue {} with a bias aligned {}, aux by {}",
+                                              p.epilogue, p.bias_alignment, p.aux_leading)
+                                : "");
 }
 
 int blas_type(DType t) {
@@ -110,16 +120,18 @@ int blas_type(DType t) {
 /// The descriptors of a product, and how it is computed.
 class Product {
  public:
-  Product(const CublasLtFunctions& f, const Problem& p) : f_(f), wide_(DType(p.dtype) == kF64) {
-    const int type = blas_type(DType(p.dtype));
-    f.product_create(&product_, wide_ ? blas::kCompute64F : blas::kCompute32F,
-                     wide_ ? blas::kR64F : blas::kR32F);
+  Product(const CublasLtFunctions& f, const Problem& p)
+      : f_(f), wide_(DType(p.dtype) == kF64), adds_(p.adds) {
+    f.product_create(&product_, p.compute, wide_ ? blas::kR64F : blas::kR32F);
     set<int32_t>(blas::kProductTransposeA, p.a.transposed ? blas::kTransposed : blas::kAsIs);
     set<int32_t>(blas::kProductTransposeB, p.b.transposed ? blas::kTransposed : blas::kAsIs);
-    if (p.has_bias) set<int32_t>(blas::kProductEpilogue, blas::kEpilogueBias);
+    if (p.epilogue) set(blas::kProductEpilogue, p.epilogue);
+    if (p.aux_leading) set(blas::kProductAuxLeading, int64_t(p.aux_leading));
     const std::pair<blas::Layout*, const Side*> sides[] = {{&a_, &p.a}, {&b_, &p.b}, {&d_, &p.d}};
     for (const auto& [layout, side] : sides) {
-      f.layout_create(layout, type, uint64_t(side->rows), uint64_t(side->columns), side->leading);
+      const DType type = DType(side == &p.d ? p.result : p.dtype);
+      f.layout_create(layout, blas_type(type), uint64_t(side->rows), uint64_t(side->columns),
+                      side->leading);
       if (p.batch == 1) continue;
       f.layout_set(*layout, blas::kLayoutBatchCount, &p.batch, sizeof(p.batch));
       f.layout_set(*layout, blas::kLayoutBatchStride, &side->stride, sizeof(side->stride));
@@ -132,9 +144,11 @@ class Product {
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  void set_bias(const void* bias) {
-    if (bias != bias_) set(blas::kProductBias, bias);
-    bias_ = bias;
+  /// The pointers of the next run, or of what is asked about it: only their alignment counts then.
+  void set_pointers(const Epilogue& e) {
+    if (e.bias != bias_) set(blas::kProductBias, e.bias);
+    if (e.aux != aux_) set(blas::kProductAux, e.aux);
+    bias_ = e.bias, aux_ = e.aux;
   }
 
   std::vector<ProductChoice> suggestions(blas::Handle handle, const Problem& p,
@@ -167,14 +181,16 @@ class Product {
                Status::kSuccess &&
            found.workspace_bytes <= c.workspace_bytes;
   }
-  Status run(blas::Handle handle, const ProductChoice& c, const void* a, const void* b, void* d,
-             void* workspace, const Stream& stream) const {
+  /// `added` is read where the problem adds.
+  Status run(blas::Handle handle, const ProductChoice& c, const void* a, const void* b,
+             const void* added, void* d, void* workspace, const Stream& stream) const {
     static constexpr float kOne = 1, kZero = 0;
     static constexpr double kWideOne = 1, kWideZero = 0;
     const void* one = wide_ ? static_cast<const void*>(&kWideOne) : &kOne;
     const void* zero = wide_ ? static_cast<const void*>(&kWideZero) : &kZero;
-    return f_.matmul.result(handle, product_, one, a, a_, b, b_, zero, d, d_, d, d_, &c.algorithm,
-                            workspace, c.workspace_bytes, handle_of(stream));
+    return f_.matmul.result(handle, product_, one, a, a_, b, b_, adds_ ? one : zero,
+                            adds_ ? added : d, d_, d, d_, &c.algorithm, workspace,
+                            c.workspace_bytes, handle_of(stream));
   }
 
   std::optional<ProductChoice> choice;
@@ -196,9 +212,10 @@ class Product {
 
   const CublasLtFunctions& f_;
   const bool wide_;  // f64
+  const bool adds_;
   blas::Product product_ = nullptr;
   blas::Layout a_ = nullptr, b_ = nullptr, d_ = nullptr;
-  const void* bias_ = nullptr;
+  const void *bias_ = nullptr, *aux_ = nullptr;
 };
 
 Product& product_for(const CublasLtFunctions& f, const Problem& p) {
@@ -238,11 +255,27 @@ struct Statement {
   size_t inner = 0;  // the batch's dim that has the stride
   int64_t calls = 1;
   const Matrices *a = nullptr, *b = nullptr, *d = nullptr;
+  const void* added = nullptr;
 };
 
+// The library's number for an epilogue of c, whose transpose it computes: there a is B and b is A.
+int32_t number_of(Epilogue::Kind kind) {
+  switch (kind) {
+    case Epilogue::kNone:
+    case Epilogue::kAdd: return 0;
+    case Epilogue::kBias: return blas::kEpilogueBias;
+    case Epilogue::kGelu: return blas::kEpilogueGeluAuxBias;
+    case Epilogue::kGeluGrad: return blas::kEpilogueDGeluBGrad;
+    case Epilogue::kSumsOfA: return blas::kEpilogueBGradB;
+    case Epilogue::kSumsOfB: return blas::kEpilogueBGradA;
+  }
+  return 0;
+}
+
 // Results are column-major for the library: of one that lies by rows, the transpose is computed.
-bool state(Statement& s, DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n,
-           int64_t k, const Matrices& c, const Matrices& a, const Matrices& b, const void* bias) {
+bool state(Statement& s, DType dtype, DType to, std::span<const int64_t> batch, int64_t m,
+           int64_t n, int64_t k, const Matrices& c, const Matrices& a, const Matrices& b,
+           const Epilogue& e) {
   Problem& p = s.problem;
   if (!is_floating(dtype) || m == 0 || n == 0 || k == 0) return false;
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -267,17 +300,28 @@ bool state(Statement& s, DType dtype, std::span<const int64_t> batch, int64_t m,
       return false;
   }
   s.d = &c;
-  const auto element = int64_t(size_of(dtype));
   const std::pair<Side*, const Matrices*> sides[] = {{&p.a, s.a}, {&p.b, s.b}, {&p.d, s.d}};
   for (const auto& [side, matrices] : sides) {
     if (!batch.empty()) side->stride = matrices->batch[s.inner];
+    const auto element = int64_t(size_of(side == &p.d ? to : dtype));
     side->alignment = alignment_of(matrices->data, matrices->batch, element);
   }
-  if (bias) {
-    if (!swapped || dtype == kF64) return false;
-    p.has_bias = 1, p.bias_alignment = alignment_of(bias, {}, element);
+  if (e.kind == Epilogue::kAdd) {
+    p.adds = 1, s.added = e.addend;
+    p.d.alignment = std::min(p.d.alignment, alignment_of(e.addend, {}, 1));
+  } else if (e) {
+    const bool one = s.calls == 1 && p.batch == 1, gelu = e.aux != nullptr;
+    if (!swapped || dtype == kF64 || (!one && e.kind != Epilogue::kBias)) return false;
+    if (gelu && (dtype == kF32 || n % kAuxMultiple || alignment_of(e.aux, {}, 1) < kAuxAlignment))
+      return false;
+    p.epilogue = number_of(e.kind), p.bias_alignment = alignment_of(e.bias, {}, 1);
+    p.aux_leading = gelu ? int32_t(n) : 0;
   }
-  p.dtype = int32_t(dtype), p.deterministic = deterministic_algorithms();
+  p.dtype = int32_t(dtype), p.result = int32_t(to), p.deterministic = deterministic_algorithms();
+  const bool tf32 = dtype == kF32 && float32_matmul_precision() == MatmulPrecision::kHigh;
+  p.compute = dtype == kF64 ? blas::kCompute64F
+              : tf32        ? blas::kCompute32FFastTF32
+                            : blas::kCompute32F;
   return true;
 }
 
@@ -303,10 +347,10 @@ std::optional<ChosenProduct> choice_for(const Product& product, const Problem& p
   const auto run = [&](const ProductChoice& c) {
     const int64_t elements =
         (p.batch - 1) * p.d.stride + (p.d.columns - 1) * p.d.leading + p.d.rows;
-    const Scratch result(size_t(elements) * size_of(DType(p.dtype)), stream);
+    const Scratch result(size_t(elements) * size_of(DType(p.result)), stream);
     const Scratch workspace(c.workspace_bytes, stream);
-    return product.run(handle, c, s.a->data, s.b->data, result.at(), workspace.at(), stream) ==
-           Status::kSuccess;
+    return product.run(handle, c, s.a->data, s.b->data, s.added, result.at(), workspace.at(),
+                       stream) == Status::kSuccess;
   };
   const auto fits = [&](const ProductChoice& c) { return product.fits(handle, c); };
   return choose_product(text_of(p), stream, suggest, run, fits);
@@ -333,11 +377,11 @@ void refuse(Product& product, const Problem& p, const std::string& why) {
 OwnProducts::OwnProducts() : before_(std::exchange(own_products, true)) {}
 OwnProducts::~OwnProducts() { own_products = before_; }
 
-bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n, int64_t k,
-                     const Matrices& c, const Matrices& a, const Matrices& b, const Stream& stream,
-                     const void* bias) {
+bool library_product(DType dtype, DType to, std::span<const int64_t> batch, int64_t m, int64_t n,
+                     int64_t k, const Matrices& c, const Matrices& a, const Matrices& b,
+                     const Stream& stream, const Epilogue& epilogue) {
   Statement s;
-  if (own_products || !state(s, dtype, batch, m, n, k, c, a, b, bias)) return false;
+  if (own_products || !state(s, dtype, to, batch, m, n, k, c, a, b, epilogue)) return false;
   const CublasLtFunctions* f = in_use().get();
   if (!f) return false;
   Problem& p = s.problem;
@@ -347,7 +391,7 @@ bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int
   if (!handle) return false;
   Product& product = product_for(*f, p);
   if (product.refused) return false;
-  if (bias) product.set_bias(bias);
+  if (epilogue) product.set_pointers(epilogue);
   std::optional<ProductChoice> choice = product.choice;
   if (!choice) {
     const auto chosen = choice_for(product, p, handle, s, stream);
@@ -359,7 +403,7 @@ bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int
     if (chosen->for_good) product.choice = choice;
   }
   const Scratch workspace(choice->workspace_bytes, stream);
-  const auto element = int64_t(size_of(dtype));
+  const auto element = int64_t(size_of(dtype)), of_result = int64_t(size_of(to));
   for (int64_t call = 0; call < s.calls; ++call) {
     int64_t rest = call, at_a = 0, at_b = 0, at_d = 0;
     for (size_t i = batch.size(); i-- > 0;) {
@@ -368,11 +412,13 @@ bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int
       rest /= batch[i];
       at_a += index * s.a->batch[i], at_b += index * s.b->batch[i], at_d += index * s.d->batch[i];
     }
-    const auto at = [element](const Matrices* x, int64_t i) {
-      return const_cast<char*>(static_cast<const char*>(x->data) + i * element);
+    const auto at = [](const void* base, int64_t bytes) {
+      return const_cast<char*>(static_cast<const char*>(base) + bytes);
     };
-    const Status status = product.run(handle, *choice, at(s.a, at_a), at(s.b, at_b), at(s.d, at_d),
-                                      workspace.at(), stream);
+    const Status status =
+        product.run(handle, *choice, at(s.a->data, at_a * element), at(s.b->data, at_b * element),
+                    at(s.added, s.added ? at_d * of_result : 0), at(s.d->data, at_d * of_result),
+                    workspace.at(), stream);
     if (status == Status::kSuccess) continue;
     const std::string why =
         fmt::format("{} failed with {}", f->matmul.symbol(), blas::name_of(status));

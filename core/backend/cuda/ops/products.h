@@ -25,15 +25,36 @@ class OwnProducts {
   bool before_;
 };
 
-/// Enqueues c = a b on `stream` for every position of a batch of extents `batch`; a is [m, k], b is
-/// [k, n], all are of `dtype`. Where `bias` is not null, its n elements are added to each row of c.
-/// False where nothing was enqueued, or what was is to be overwritten: the library is not in use
-/// (one line of the log says why), or it does not compute this. That is so for other dtypes than
-/// floats; for empty sums and results; where a matrix has two dims with strides above 1, or rows
-/// that overlap (as after expand); where a batch is one of more than kMostCalls batches with one
-/// stride each; with a bias in f64, or where c lies by columns.
-bool library_product(DType dtype, std::span<const int64_t> batch, int64_t m, int64_t n, int64_t k,
-                     const Matrices& c, const Matrices& a, const Matrices& b, const Stream& stream,
-                     const void* bias = nullptr);
+/// What a product c = a b [m, n] computes besides.
+struct Epilogue {
+  enum Kind : int32_t {
+    kNone,
+    kBias,      // bias [n] is added to each row of c
+    kGelu,      // so it is; aux becomes that sum, and c its gelu_tanh
+    kGeluGrad,  // c is multiplied by gelu_tanh'(aux), and bias [n] becomes the sum of c's rows
+    kSumsOfA,   // bias [m] becomes the sums of a's rows
+    kSumsOfB,   // bias [n] becomes the sums of b's columns
+    kAdd,       // addend, which lies as c does or is c, is added to c
+  };
+  Kind kind = kNone;
+  void* bias = nullptr;
+  void* aux = nullptr;  // [m, n], dense by rows
+  const void* addend = nullptr;
+  explicit operator bool() const { return kind != kNone; }
+};
+
+/// Enqueues c = a b on `stream` for every position of a batch of extents `batch`; a is [m, k] and b
+/// is [k, n], of `dtype`; c is of `to`, which is `dtype`, or f32 where that has 16 bits. f32 is
+/// computed as float32_matmul_precision() says. False where nothing was enqueued, or what was is to
+/// be overwritten: the library is not in use (one line of the log says why), or it does not compute
+/// this. That is so for other dtypes than floats; for empty sums and results; where a matrix has
+/// two dims with strides above 1, or rows that overlap (as after expand); where a batch is one of
+/// more than kMostCalls batches with one stride each. With an epilogue but kAdd it is also so in
+/// f64 and where c lies by columns; with one but kAdd and kBias, for a batch; with GELU, in f32,
+/// since how many digits the library's tanh has is not documented, and where n is no multiple of 8,
+/// as aux has to be.
+bool library_product(DType dtype, DType to, std::span<const int64_t> batch, int64_t m, int64_t n,
+                     int64_t k, const Matrices& c, const Matrices& a, const Matrices& b,
+                     const Stream& stream, const Epilogue& epilogue = {});
 
 }  // namespace tessera::cuda

@@ -23,27 +23,31 @@ void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan
 void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                 Workspace, const Stream& stream) {
   const auto& a = attributes_of<ReduceAttributes>(prim);
-  const std::string_view join = name_of(a.kind);
-  Tensor x = in[0];
+  reduce_dims(name_of(a.kind), in[0], a.mask, out[0], stream);
+}
+
+}  // namespace
+
+void reduce_dims(std::string_view join, const Tensor& of, uint32_t mask, const Tensor& to,
+                 const Stream& stream) {
+  Tensor x = of;
   Shape shape = x.shape();
   bool reduced = false;
   for (int d = shape.size() - 1; d >= 0; --d) {
-    if (!(a.mask >> d & 1)) continue;
+    if (!(mask >> d & 1)) continue;
     int first = d;
-    while (first > 0 && a.mask >> (first - 1) & 1) --first;
+    while (first > 0 && mask >> (first - 1) & 1) --first;
     int64_t outer = 1, n = 1, inner = 1;
     for (int i = 0; i < first; ++i) outer *= shape[i];
     for (int i = first; i <= d; ++i) n *= shape[i], shape[i] = 1;
     for (int i = d + 1; i < shape.size(); ++i) inner *= shape[i];
-    const bool last = (a.mask & ((1u << first) - 1)) == 0;
-    const Tensor next = last ? out[0] : empty(shape, compute_dtype(in[0].dtype()), x.device());
+    const bool last = (mask & ((1u << first) - 1)) == 0;
+    const Tensor next = last ? to : empty(shape, compute_dtype(of.dtype()), x.device());
     reduce_to(join, x, next, outer, n, inner, stream);
     x = next, d = first, reduced = true;
   }
-  if (!reduced) convert(x, out[0], stream);
+  if (!reduced) convert(x, to, stream);
 }
-
-}  // namespace
 
 void reduce_to(std::string_view join, const Tensor& x, const Tensor& to, int64_t outer, int64_t n,
                int64_t inner, const Stream& stream) {

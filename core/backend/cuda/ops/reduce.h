@@ -12,4 +12,8 @@ namespace tessera::cuda {
 void reduce_to(std::string_view join, const Tensor& x, const Tensor& to, int64_t outer, int64_t n,
                int64_t inner, const Stream& stream);
 
+/// Enqueues the reduction of x, dense, over the dims whose bit is set in `mask`, into `to`.
+void reduce_dims(std::string_view join, const Tensor& x, uint32_t mask, const Tensor& to,
+                 const Stream& stream);
+
 }  // namespace tessera::cuda
