@@ -466,6 +466,11 @@ bool Watchdog::remember_failure(const CommError& error) {
   return true;
 }
 
+std::optional<CommError> Watchdog::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
 void Watchdog::publish_failure(const CommError& error) {
   const StoreTimeLimit limit(kResponseTime);
   try {

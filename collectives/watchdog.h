@@ -85,6 +85,8 @@ class Watchdog {
   void failed(const CommError& error) {
     if (remember_failure(error)) publish_failure(error);
   }
+  /// The first failure in this process; null: nothing has failed.
+  std::optional<CommError> failure() const;
   /// The culprits of the first failure; empty: nothing has failed.
   std::vector<int> culprits() const;
 

@@ -159,7 +159,12 @@ void GroupCore::close() {
     } catch (const CommError&) {  // it is dead now
     }
     changed_.notify_all();
-    if (thread_.joinable()) idle_.wait(lock, [&] { return dead() || idle(); });
+    // After a failure of another group, whose ranks may end, work of this one may have no end.
+    for (const auto since = Clock::now(); thread_.joinable() && !dead() && !idle();) {
+      idle_.wait_for(lock, kLook);
+      const std::optional<CommError> failed = context_.watchdog->failure();
+      if (failed && Clock::now() - since > kSuspicious) die(*failed);
+    }
     stop_ = true;
   }
   changed_.notify_all();
