@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <optional>
 
 #include "collectives/loopback/run_ranks.h"
@@ -11,12 +12,14 @@
 #include "compile/compile.h"
 #include "core/base/deterministic.h"
 #include "core/base/profile.h"
+#include "core/core.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
 #include "core/ops/compose.h"
 #include "tests/compile/numbers.h"
 #include "tests/compile/wrapped_steps.h"
 #include "tests/support/on_card.h"
+#include "tests/support/order_on_card.h"
 
 namespace tessera {
 namespace {
@@ -97,6 +100,86 @@ TEST_F(RanksOnCards, AProfileOfOneRank) {
     }
     EXPECT_EQ(f.report().device_graphs, 1);
   });
+}
+
+constexpr int kLayers = 5;
+
+using Prepare = std::function<std::shared_ptr<void>(nn::Module&)>;
+
+// What two cards are given for one replay of a step of five layers: one graph, whose nodes are in
+// the order in which they were captured.
+class OverlapInGraphs : public test::OnCard {
+ protected:
+  void SetUp() override {
+    OnCard::SetUp();
+    if (IsSkipped()) return;
+    if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+    if (!test::order_of_driver()) GTEST_SKIP() << "a real card records no order";
+  }
+  std::vector<test::OrderOnCard> replay(const Prepare& prepare) {
+    constexpr int64_t kWidth = 16;
+    std::string recorded;
+    run_ranks(2, [&](ProcessGroup& g) {
+      const DeviceScope scope({card_.kind, int8_t(g.rank())});
+      auto model = nn::sequential();
+      for (int i = 0; i < kLayers; ++i)
+        model->push_back(nn::linear({.in = kWidth, .out = kWidth, .bias = false}));
+      model->init(1);
+      const auto keep = prepare(*model);
+      optim::SGD opt(model->parameters(), {.lr = 0.1});
+      auto step = compile([&](const Tensor& x) {
+        opt.zero_grad();
+        Tensor loss = mean(square((*model)(x)));
+        loss.backward();
+        opt.step();
+        return loss.detach();
+      });
+      const Tensor x = full({8, kWidth}, 0.5, {kF32, default_device()});
+      for (int i = 0; i < 5; ++i) step(x).item<float>();
+      g.barrier();
+      if (g.rank() == 0) test::begin_order();
+      g.barrier();
+      step(x);
+      g.barrier();
+      if (g.rank() == 0) recorded = test::end_order();
+      g.barrier();
+      EXPECT_EQ(step.report().device_graphs, 1);
+    });
+    return {test::OrderOnCard(recorded, 0), test::OrderOnCard(recorded, 1)};
+  }
+  // How many of the calls have a kernel of the compute stream behind them, in the order of the
+  // nodes, that does not wait for them.
+  static int beside(const test::OrderOnCard& o, const std::vector<size_t>& calls) {
+    int n = 0;
+    for (const size_t call : calls) {
+      EXPECT_NE(o.ops()[call].lane, o.busiest_lane());
+      size_t i = call + 1;
+      while (i < o.ops().size() && o.ops()[i].lane != o.busiest_lane()) ++i;
+      n += i < o.ops().size() && !o.before(call, i);
+    }
+    return n;
+  }
+};
+
+TEST_F(OverlapInGraphs, DdpReducesABucketBesideTheBackwardOfTheNext) {
+  for (const auto& o : replay([](nn::Module& m) -> std::shared_ptr<void> {
+         return parallel::make_reducer(m, {.bucket_bytes = 1024});
+       })) {
+    const std::vector<size_t> reductions = o.named("ncclAllReduce");
+    EXPECT_EQ(reductions.size(), size_t(kLayers));
+    EXPECT_GE(beside(o, reductions), kLayers - 1);
+    EXPECT_EQ(o.waits_between_ops(), std::vector<std::string>());
+  }
+}
+
+TEST_F(OverlapInGraphs, FsdpGathersALayerBesideTheOneBefore) {
+  for (const auto& o : replay([](nn::Module& m) -> std::shared_ptr<void> {
+         return parallel::fully_shard(m, {.groups = {"*"}});
+       })) {
+    EXPECT_GE(beside(o, o.named("ncclAllGather")), kLayers - 1);
+    EXPECT_GE(beside(o, o.named("ncclReduceScatter")), kLayers - 1);
+    EXPECT_EQ(o.waits_between_ops(), std::vector<std::string>());
+  }
 }
 
 TEST_F(RanksOnCards, StagedReductionsDivideAStep) {
