@@ -327,6 +327,7 @@ Tensor convolve_transposed(std::string_view op, int dims, const Tensor& x, const
 
 }  // namespace
 
+void check_conv(const ConvAttributes& attributes) { Conv::check_attributes(attributes); }
 PrimRef conv_op(const ConvAttributes& attributes) { return PrimRef(new Conv(attributes)); }
 
 Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvGeometry& o) {

@@ -4,6 +4,7 @@
 #include "core/ops/batch_norm_stats.h"
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
+#include "core/ops/views.h"
 #include "core/primitive/primitive_of.h"
 
 namespace tessera {
@@ -14,6 +15,7 @@ class ConvStats final : public PrimitiveOf<ConvStats, ConvAttributes> {
   static inline const OpInfo kOp{"conv_stats", {OpKind::kProduct, Precision::kLow, 2}};
   explicit ConvStats(const ConvAttributes& given)
       : PrimitiveOf(kOp, given), conv_(conv_op(given)) {}
+  static void check_attributes(const ConvAttributes& a) { check_conv(a); }
   double flops(MetaSpan in, std::span<const Meta> out) const override {
     return conv_->flops(in, out.first(1));
   }
@@ -36,7 +38,8 @@ class ConvStats final : public PrimitiveOf<ConvStats, ConvAttributes> {
   SaveMask saved() const override { return {3, 0}; }
   bool decomposable() const override { return true; }
   Tensors decompose(std::span<const Tensor> in) const override {
-    const Tensor y = dispatch1(conv_, operands(Tensor(in[0]), Tensor(in[1])));
+    // infer() says dense; kernels of convolutions choose.
+    const Tensor y = contiguous(dispatch1(conv_, operands(Tensor(in[0]), Tensor(in[1]))));
     const ChannelMoments of = batch_norm_stats(y);
     return {y, of.mean, of.var};
   }

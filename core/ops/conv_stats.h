@@ -9,6 +9,8 @@ namespace tessera {
 
 /// The op of a convolution with this window: operands x and w, result y.
 PrimRef conv_op(const ConvAttributes& attributes);
+/// Throws UserError for attributes that no convolution has.
+void check_conv(const ConvAttributes& attributes);
 /// The same operands; results y, mean and var, which are those of batch_norm_stats(y).
 PrimRef conv_stats_op(const ConvAttributes& attributes);
 

@@ -1,6 +1,8 @@
 // Cases of convolutions that our own kernels compute: at the extents from which they take a call,
 // and where they cut it. Each row of tables names the limit that it is beside.
+#include "core/dispatch/dispatch.h"
 #include "core/ops/conv.h"
+#include "core/ops/conv_stats.h"
 #include "tests/support/large_cases.h"
 
 namespace tessera::test {
@@ -47,6 +49,16 @@ void add_f32_convolutions(LargeCases& cases) {
   add({1, 32, 14, 146}, {32, 32, 3, 3}, {.padding = 1});
   add({2, 32, 32, 32}, {32, 32, 3, 3}, {.padding = 1});
   add({1, 32, 54, 38}, {32, 32, 3, 3}, {.padding = 1});
+  LargeCase sums{"a convolution that sums its channels",
+                 {grid_values({2, 32, 9, 11}, 1), grid_values({24, 32, 3, 3}, 2)},
+                 [](List in) {
+                   ConvAttributes same;
+                   same.window = {{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1};
+                   const Tensors out = dispatch(conv_stats_op(same), in);
+                   return List(out.begin(), out.end());
+                 }};
+  sums.length = 288 * 198, sums.gradients = false, sums.roundings = 0, sums.part = 61;
+  cases.push_back(std::move(sums));
 }
 
 void add_bf16_convolutions(LargeCases& cases) {

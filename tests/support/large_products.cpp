@@ -120,6 +120,30 @@ void add_products(LargeCases& cases) {
                    135,
                    true,
                    2});
+  // What compiled steps on cards make; in 16 bits tests there compare them.
+  const auto add = [&](const char* name, std::vector<Tensor> in, std::string spec, auto op) {
+    ContractAttributes c;
+    c.parse(spec);
+    LargeCase made{name, std::move(in), [prim = op(c)](List list) {
+                     const Tensors out = dispatch(prim, list);
+                     return List(out.begin(), out.end());
+                   }};
+    made.length = 135, made.gradients = false, made.roundings = 0;
+    cases.push_back(std::move(made));
+  };
+  const Tensor a = grid_values({5, 27, 65}, 1), w = grid_values({129, 65}, 2),
+               of_result = grid_values({5, 27, 129}, 3);
+  add("a product with its GELU", {a, w, grid_values({129}, 3)}, "abk,nk->abn", contract_gelu_op);
+  add("a product in the gradient of GELU", {a, w, of_result}, "abk,nk->abn", contract_gelu_grad_op);
+  add("a product that is wide", {a, w}, "abk,nk->abn", contract_wide_op);
+  add("a product that is added", {a, w, of_result}, "abk,nk->abn", contract_add_op);
+  add("a product that sums an operand", {grid_values({135, 65}, 1), grid_values({135, 129}, 2)},
+      "km,kn->mn", [](const ContractAttributes& c) {
+        ContractSumsAttributes sums;
+        static_cast<ContractAttributes&>(sums) = c;
+        sums.of_b = true;
+        return contract_sums_op(sums);
+      });
 }
 
 }  // namespace tessera::test
