@@ -19,7 +19,10 @@ OwnMemory::OwnMemory(Ref<GroupCore> owner, const OwnBlock& block, const Stream& 
 
 OwnMemory::~OwnMemory() {
   cuda::count_outside(home_.device.index, holder_, block_.bytes, false);
-  block_.unused = make_ref<cuda::StreamEvent>(home_);
+  try {
+    block_.unused = make_ref<cuda::StreamEvent>(home_);
+  } catch (const tessera::Error&) {  // the card has failed: nothing runs there any more
+  }
   owner_->drop(std::move(block_));
 }
 
@@ -62,7 +65,7 @@ void GroupCore::drop(OwnBlock block) {
 void GroupCore::free_dropped() {
   std::lock_guard lock(dropped_mutex_);
   std::erase_if(dropped_, [&](const OwnBlock& block) {
-    if (!block.unused->done()) return false;
+    if (block.unused && !block.unused->done()) return false;
     free(block);
     return true;
   });
@@ -77,7 +80,7 @@ void GroupCore::free(const OwnBlock& block) {
 // Blocks whose storages the program still has keep the group from being destroyed.
 void GroupCore::free_all() {
   for (const OwnBlock& block : std::exchange(dropped_, {})) {
-    wait_ended(*block.unused);
+    if (block.unused) wait_ended(*block.unused);
     free(block);
   }
 }
