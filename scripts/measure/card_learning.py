@@ -38,7 +38,7 @@ def losses(options, device):
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\nended with status {done.returncode}:\n{done.stdout}{done.stderr}")
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    at_end = [row["val_loss"] for row in rows if row.get("event") == "eval" and row["step"] == options.steps]
+    at_end = [row["val_loss"] for row in rows if row.get("event") == "done"]
     return {row["step"]: row["loss"] for row in rows if "loss" in row} | {"validation": at_end[-1] if at_end else float("nan")}
 
 
