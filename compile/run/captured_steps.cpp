@@ -14,39 +14,28 @@ namespace {
 
 Memory& memory_of(Program& p, MemoryId m) { return p.memories[size_t(m)]; }
 
-// Collectives that a graph which is being captured has begun, by the memory of their results.
+// Collectives that a graph which is being captured has begun, by the memory of their results. Their
+// groups keep them in order, also where one needs the result of another.
 class PendingCalls {
  public:
   explicit PendingCalls(const Stream& stream) : stream_(stream) {}
   void add(const Step& s, const Ref<Work>& work) {
-    for (const Tensor& t : s.out) calls_[t.storage().get()] = {work, &group_of(*s.prim)};
+    for (const Tensor& t : s.out) calls_[t.storage().get()] = work;
   }
   // Lets the steps that follow come after the collective that writes the memory.
   void wait_for(const Storage* result) {
     const auto call = calls_.find(result);
     if (call == calls_.end()) return;
-    call->second.work->wait_on(stream_);
+    call->second->wait_on(stream_);
     calls_.erase(call);
-  }
-  // A group's own calls are in order.
-  void wait_for_other_groups(const Step& s) {
-    for (auto list : {s.in, s.out})
-      for (const Tensor& t : list)
-        if (const auto call = calls_.find(t.storage().get());
-            call != calls_.end() && call->second.group != &group_of(*s.prim))
-          wait_for(t.storage().get());
   }
   void wait_for_all() {
     while (!calls_.empty()) wait_for(calls_.begin()->first);
   }
 
  private:
-  struct Call {
-    Ref<Work> work;
-    const ProcessGroup* group;
-  };
   const Stream stream_;
-  std::unordered_map<const Storage*, Call> calls_;
+  std::unordered_map<const Storage*, Ref<Work>> calls_;
 };
 
 // Whether all ranks of the range's groups captured it.
@@ -185,7 +174,6 @@ void CapturedSteps::enqueue(const Program& program, const StepRange& range,
   run_on(streams, range, [&](int i) {
     const Step& s = program.steps[size_t(i)];
     for (MemoryId m : s.waits) pending.wait_for(program.memories[size_t(m)].storage.get());
-    if (s.collective) pending.wait_for_other_groups(s);
     SubmittedScope submitted;
     s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream_of(range.device));
     for (const Ref<Work>& work : submitted.take()) pending.add(s, work);
