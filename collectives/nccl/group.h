@@ -3,7 +3,7 @@
 // it: no host thread waits, not for synchronous verbs either. A thread beside the program watches
 // the calls: it names ranks that do not come, and aborts NCCL, whose own waits have no end.
 // Receives and asynchronous sends are put off until a result is used, a call that is no message
-// follows, or a second has passed: those that are submitted together proceed together. Invariant:
+// follows, or 20 ms have passed: those that are submitted together proceed together. Invariant:
 // collectives are submitted in the order of the calls; after a failure nothing is, and every wait
 // of the host for values that passed through the group throws.
 #pragma once

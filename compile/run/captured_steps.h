@@ -59,7 +59,7 @@ class CapturedSteps {
                Ref<DeviceGraph>& graph);
   void give_up(const std::string& why);
 
-  // Of a range.
+  // What a range of steps has been captured as.
   struct Graphs {
     Ref<DeviceGraph> one, several;  // by the streams that its steps are on
     std::optional<StreamChoice> choice = {};

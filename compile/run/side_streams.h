@@ -27,7 +27,8 @@ struct StepStreams {
 StepStreams spread(const Program& p, const StepRange& range);
 
 /// Calls `run(i)` for the steps of the range, in order, with their streams as the thread's compute
-/// stream. All streams have been joined when it returns. `run` waits for nothing on other streams.
+/// stream. All streams have been joined when it returns. `run` lets no stream but the compute
+/// stream wait.
 void run_on(const StepStreams& streams, const StepRange& range, FunctionRef<void(int)> run);
 
 }  // namespace tessera::compiler

@@ -30,7 +30,7 @@ Value seen(Graph& g, const AttentionProblem& p, Value x, Value lowest) {
 }
 
 Extents strides(const HeadStrides& s) { return {s.batch, s.head, s.place, 1}; }
-// Of the same memory, whose places and elements of a row change sides.
+// The extents or strides of the same memory seen as its transpose: the last two dims change places.
 Extents turned(const Extents& e) { return {e[0], e[1], e[3], e[2]}; }
 
 struct Operands {

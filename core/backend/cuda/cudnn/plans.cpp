@@ -29,7 +29,7 @@ class InUse {
   const CudnnFunctions* get() {
     if (failed_.load(std::memory_order_relaxed)) return nullptr;
     const CudnnFunctions* f = cudnn();
-    // A user who has switched the library off is not warned.
+    // fail() then warns nobody: the user has switched the library off.
     if (!f && !cudnn_is_wanted()) failed_ = true;
     if (!f) fail(why_no_cudnn());
     return f;

@@ -42,7 +42,7 @@ class InUse {
   const CublasLtFunctions* get() {
     if (failed_.load(std::memory_order_relaxed)) return nullptr;
     const CublasLtFunctions* f = cublaslt();
-    // A user who has switched the library off is not warned.
+    // fail() then warns nobody: the user has switched the library off.
     if (!f && !cublaslt_is_wanted()) failed_ = true;
     if (!f) fail(why_no_cublaslt());
     return f;
