@@ -10,17 +10,20 @@ namespace tessera::nccl {
 void Journal::add(const detail::CallRecord& record, const CallSite& site) {
   std::lock_guard lock(mutex_);
   if (entries_.size() == kEntries) entries_.pop_front();
-  entries_.push_back({record, detail::describe(site)});
+  entries_.emplace_back(record, site);
 }
 
 uint64_t Journal::latest() const {
   std::lock_guard lock(mutex_);
-  return entries_.empty() ? 0 : entries_.back().record.seq;
+  return entries_.empty() ? 0 : entries_.back().first.seq;
 }
 
 std::vector<JournalEntry> Journal::entries(size_t most) const {
   std::lock_guard lock(mutex_);
-  return {entries_.end() - int64_t(std::min(most, entries_.size())), entries_.end()};
+  std::vector<JournalEntry> latest;
+  for (auto e = entries_.end() - int64_t(std::min(most, entries_.size())); e != entries_.end(); ++e)
+    latest.push_back({e->first, detail::describe(e->second)});
+  return latest;
 }
 
 // Each entry is the record's bytes, then the site and a zero.

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/plan.h"
@@ -30,7 +31,7 @@ class Journal {
 
  private:
   mutable std::mutex mutex_;
-  std::deque<JournalEntry> entries_;
+  std::deque<std::pair<detail::CallRecord, CallSite>> entries_;
 };
 
 std::string encode(const std::vector<JournalEntry>& entries);
