@@ -27,8 +27,8 @@ MODELS = {  # flags, of random values where they name no data
     "mlp": ["--batch-size", 16, "--set", "layers=3"],
 }
 SMALL = {  # of random values: virtual cards are slow
-    "gpt-nano": ["--set", "layers=2", "--set", "dim=32", "--seq-len", 16],
-    "bert-mini": ["--set", "layers=2", "--set", "dim=32", "--seq-len", 16],
+    "gpt-nano": ["--set", "layers=4", "--set", "dim=32", "--seq-len", 16],
+    "bert-mini": ["--set", "layers=4", "--set", "dim=32", "--seq-len", 16],
 }
 SPREADS = [
     (2, []),
