@@ -153,7 +153,7 @@ int run(int argc, char** argv) {
   std::optional<Options> options = parse_options(argc, argv, usable_cores(), &exit_code);
   if (!options) return exit_code;
   if (options->doctor) return run_doctor();
-  Placement placement = place_ranks(options->nproc, options->bind);
+  Placement placement = place_ranks(options->nproc, options->bind, options->nodes_of_cards);
   if (options->dry_run) return print_plan(*options, placement);
   const rlimit files_before = raise_open_files();
   check_open_files(*options);

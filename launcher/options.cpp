@@ -1,9 +1,5 @@
 #include "launcher/options.h"
 
-#include <dlfcn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -12,6 +8,7 @@
 #include "core/base/env.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "launcher/cards.h"
 #include "launcher/command_line.h"
 #include "launcher/program.h"
 
@@ -82,46 +79,37 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-/// How many cards the driver shows a program that this process starts; `why` gets the reason where
-/// there is none. A child asks, since a process that has started the driver should not fork.
-int count_cards(std::string& why) {
-  constexpr int kNoDriver = 254, kOldDriver = 253, kNotStarted = 252;
-  const pid_t child = fork();
-  if (child == 0) {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) _exit(kNoDriver);
-    auto* init = reinterpret_cast<int (*)(unsigned)>(dlsym(library, "cuInit"));
-    auto* count = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDeviceGetCount"));
-    if (!init || !count) _exit(kOldDriver);
-    int cards = 0;
-    _exit(init(0) == 0 && count(&cards) == 0 ? std::min(cards, 128) : kNotStarted);
-  }
-  int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
-    why = "the driver cannot be asked";
-    return 0;
-  }
-  const int answer = WEXITSTATUS(status);
-  if (answer <= 128 && answer > 0) return answer;
-  why = answer == kNoDriver    ? "there is no libcuda.so.1; install the card's driver"
-        : answer == kOldDriver ? "the driver's libcuda.so.1 is too old; install a newer one"
-                               : "the driver sees no card; see nvidia-smi and CUDA_VISIBLE_DEVICES";
-  return 0;
-}
-
 int number_of_ranks(const std::string& text, int cores) {
   if (text == "cpu") return cores;
-  if (text == "gpu" || text == "auto") {
-    std::string why;
-    const int cards = count_cards(why);
-    TESSERA_CHECK(cards > 0 || text == "auto", "--nproc gpu: {}; or use --nproc cpu", why);
-    return cards > 0 ? cards : cores;
-  }
   auto n = to_int(text);
   TESSERA_CHECK(n && *n >= 1 && *n <= kMaxRanks,
                 "--nproc {}: expected a number of workers from 1 to {}, or auto, gpu or cpu", text,
                 kMaxRanks);
   return int(*n);
+}
+
+/// Reads --nproc and --bind, which ask for the machine's cards.
+void read_ranks(const Typed& typed, int cores, Options& o) {
+  const std::map<std::string, Bind> binds = {{"auto", Bind::kAuto},
+                                             {"core", Bind::kCore},
+                                             {"numa", Bind::kNuma},
+                                             {"gpu", Bind::kGpu},
+                                             {"none", Bind::kNone}};
+  auto bind = binds.find(typed.bind);
+  TESSERA_CHECK(bind != binds.end(), "--bind {}: expected auto, core, numa, gpu or none",
+                typed.bind);
+  o.bind = bind->second;
+  std::string why;
+  const bool by_cards = typed.nproc == "gpu" || typed.nproc == "auto";
+  if (by_cards || o.bind == Bind::kGpu) o.nodes_of_cards = nodes_of_cards(why);
+  const int cards = int(o.nodes_of_cards.size());
+  TESSERA_CHECK(cards > 0 || typed.nproc != "gpu", "--nproc gpu: {}; or use --nproc cpu", why);
+  TESSERA_CHECK(cards > 0 || o.bind != Bind::kGpu, "--bind gpu: {}; or use --bind core", why);
+  o.nproc = !by_cards ? number_of_ranks(typed.nproc, cores) : cards > 0 ? cards : cores;
+  TESSERA_CHECK(o.bind != Bind::kGpu || o.nproc <= cards,
+                "--bind gpu: there are {} ranks and {} cards; use --nproc gpu or --bind core",
+                o.nproc, cards);
+  if (o.bind == Bind::kAuto) o.bind = by_cards && cards > 0 ? Bind::kGpu : Bind::kCore;
 }
 
 /// "3" for all ranks, or "0:1,2:3" by rank; 0 none, 1 stdout, 2 stderr, 3 both.
@@ -210,7 +198,7 @@ std::string new_run_id() {
 
 Options checked(const Typed& typed, int cores) {
   Options o;
-  o.nproc = number_of_ranks(typed.nproc, cores);
+  read_ranks(typed, cores, o);
   check_single_node(typed);
   read_endpoint(typed, o);
   o.run_id = typed.run_id.empty() ? new_run_id() : typed.run_id;
@@ -235,11 +223,6 @@ Options checked(const Typed& typed, int cores) {
       o.console_ranks->insert(int(*r));
     }
   }
-  const std::map<std::string, Bind> binds = {
-      {"auto", Bind::kAuto}, {"core", Bind::kCore}, {"numa", Bind::kNuma}, {"none", Bind::kNone}};
-  auto bind = binds.find(typed.bind);
-  TESSERA_CHECK(bind != binds.end(), "--bind {}: expected auto, core, numa or none", typed.bind);
-  o.bind = bind->second;
   if (!typed.timeout.empty())
     o.timeout_s = int_flag("--timeout", typed.timeout, 1, 30 * 86400, "whole seconds");
   if (!typed.join_timeout.empty())
@@ -283,8 +266,9 @@ void declare(CLI::App& app, Typed& t) {
   app.add_option("--local-ranks-filter", t.ranks, "show only these ranks on the console")
       ->type_name("0,1,...");
   app.add_option("--bind", t.bind,
-                 "pin each rank to its share of the cores, or to a NUMA node; auto: core")
-      ->type_name("auto|core|numa|none");
+                 "pin each rank to its share of the cores, to a NUMA node, or to its share of the "
+                 "cores near its card (gpu); auto: gpu with --nproc gpu, else core")
+      ->type_name("auto|core|numa|gpu|none");
   app.add_option("--timeout", t.timeout,
                  "deadline of each collective (TESSERA_TIMEOUT); default 60")
       ->type_name("SECONDS");

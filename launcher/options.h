@@ -11,7 +11,7 @@
 
 namespace tessera::launcher {
 
-enum class Bind { kAuto, kCore, kNuma, kNone };
+enum class Bind { kAuto, kCore, kNuma, kGpu, kNone };
 
 /// Which of a rank's streams an option applies to: bit 0 is stdout, bit 1 is stderr.
 struct StreamModes {
@@ -33,9 +33,10 @@ struct Options {
   StreamModes tee;                             // to file and console
   StreamModes redirects;                       // to file only
   std::optional<std::set<int>> console_ranks;  // nullopt: all
-  Bind bind = Bind::kAuto;
-  int timeout_s = 0;       // 0: leave TESSERA_TIMEOUT alone
-  int join_timeout_s = 0;  // 0: leave TESSERA_JOIN_TIMEOUT alone
+  Bind bind = Bind::kCore;                     // kAuto is decided
+  std::vector<int> nodes_of_cards;             // where --nproc or --bind asks for cards (cards.h)
+  int timeout_s = 0;                           // 0: leave TESSERA_TIMEOUT alone
+  int join_timeout_s = 0;                      // 0: leave TESSERA_JOIN_TIMEOUT alone
   double grace_s = 10;
   std::vector<std::pair<std::string, std::string>> env;
   bool dry_run = false;

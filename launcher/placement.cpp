@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "core/base/error.h"
@@ -17,7 +18,6 @@ using Cpus = std::vector<int>;
 struct Topology {
   std::vector<Cpus> cores;   // usable logical CPUs of each physical core, neighbours side by side
   std::vector<int> node_of;  // NUMA node of each core
-  int nodes = 1;
 };
 
 Cpus to_list(hwloc_const_bitmap_t set) {
@@ -35,13 +35,14 @@ Topology load_topology() {
   std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)> owner(raw, hwloc_topology_destroy);
   hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_NONE);
   hwloc_topology_set_type_filter(raw, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
+  // A group holds the cores of a NUMA node; without it all cores belong to all nodes.
+  hwloc_topology_set_type_filter(raw, HWLOC_OBJ_GROUP, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
   TESSERA_CHECK(hwloc_topology_load(raw) == 0,
                 "--bind: hwloc cannot read this machine's topology; use --bind none");
   hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
   if (hwloc_get_proc_cpubind(raw, 0, allowed, 0) != 0)
     hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(raw));
   Topology topology;
-  topology.nodes = std::max(1, hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE));
   hwloc_bitmap_t part = hwloc_bitmap_alloc();
   for (hwloc_obj_t core = nullptr;
        (core = hwloc_get_next_obj_by_type(raw, HWLOC_OBJ_CORE, core)) != nullptr;) {
@@ -87,6 +88,27 @@ std::vector<Place> deal(const std::vector<Cpus>& cores, int n) {
   return places;
 }
 
+std::vector<Cpus> cores_of(const Topology& machine, int node) {
+  std::vector<Cpus> cores;
+  for (size_t c = 0; c < machine.cores.size(); ++c)
+    if (machine.node_of[c] == node) cores.push_back(machine.cores[c]);
+  return cores;
+}
+
+/// Deals the cores of each card's node to the ranks that have a card there.
+std::vector<Place> by_card(const Topology& machine, int nproc, const std::vector<int>& node_of) {
+  std::map<int, std::vector<int>> ranks_on;
+  for (int r = 0; r < nproc; ++r) ranks_on[node_of[size_t(r)]].push_back(r);
+  std::vector<Place> places{size_t(nproc)};
+  for (const auto& [node, ranks] : ranks_on) {
+    const std::vector<Cpus> cores = cores_of(machine, node);
+    if (cores.empty()) return deal(machine.cores, nproc);
+    const std::vector<Place> shares = deal(cores, int(ranks.size()));
+    for (size_t i = 0; i < ranks.size(); ++i) places[size_t(ranks[i])] = shares[i];
+  }
+  return places;
+}
+
 std::vector<Place> by_node(const Topology& machine, int nproc) {
   std::vector<int> used = machine.node_of;
   std::sort(used.begin(), used.end());
@@ -96,9 +118,7 @@ std::vector<Place> by_node(const Topology& machine, int nproc) {
   std::vector<Place> places;
   for (int r = 0; r < nproc; ++r) {
     size_t node = size_t(r) * used.size() / size_t(nproc);
-    std::vector<Cpus> cores;
-    for (size_t c = 0; c < machine.cores.size(); ++c)
-      if (machine.node_of[c] == used[node]) cores.push_back(machine.cores[c]);
+    const std::vector<Cpus> cores = cores_of(machine, used[node]);
     Place place = join(cores, 0, cores.size());
     place.cores = std::max(1, int(cores.size()) / ranks_on[node]);
     places.push_back(place);
@@ -110,12 +130,14 @@ std::vector<Place> by_node(const Topology& machine, int nproc) {
 
 int usable_cores() { return int(topology().cores.size()); }
 
-Placement place_ranks(int nproc, Bind bind) {
+Placement place_ranks(int nproc, Bind bind, const std::vector<int>& nodes_of_cards) {
   const Topology& machine = topology();
   Placement placement;
   placement.cores = int(machine.cores.size());
   placement.shared = nproc > placement.cores;
-  placement.ranks = bind == Bind::kNuma ? by_node(machine, nproc) : deal(machine.cores, nproc);
+  placement.ranks = bind == Bind::kNuma  ? by_node(machine, nproc)
+                    : bind == Bind::kGpu ? by_card(machine, nproc, nodes_of_cards)
+                                         : deal(machine.cores, nproc);
   if (bind == Bind::kNone)
     for (Place& place : placement.ranks) place.cpus.clear();
   return placement;

@@ -23,7 +23,10 @@ struct Placement {
 /// The number of physical cores that this process may use, at least 1; cheap.
 int usable_cores();
 
-Placement place_ranks(int nproc, Bind bind);
+/// With Bind::kGpu rank r gets an equal share of the cores of NUMA node nodes_of_cards[r]. Where
+/// the machine does not say the node of every card, or a node has no core that may be used, ranks
+/// get equal shares of all cores.
+Placement place_ranks(int nproc, Bind bind, const std::vector<int>& nodes_of_cards = {});
 
 /// "0-3,8" for a list of logical CPUs.
 std::string cpu_list(const std::vector<int>& cpus);

@@ -188,6 +188,17 @@ TEST(Launch, BindsRanksToTheirShare) {
   EXPECT_NE(r.err.find("share"), std::string::npos) << r.err;
 }
 
+// On a machine of two nodes with four cores each, as hwloc describes it.
+TEST(Launch, BindsRanksToTheCoresOfTheirNode) {
+  ::setenv("HWLOC_SYNTHETIC", "node:2 core:4 pu:1", 1);
+  const Result r = tlaunch({"--nproc", "4", "--bind", "numa", "--dry-run", "true"});
+  ::unsetenv("HWLOC_SYNTHETIC");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  for (const char* line : {"rank 0: cpus 0-3: OMP_NUM_THREADS=2 ", "rank 1: cpus 0-3: ",
+                           "rank 2: cpus 4-7: OMP_NUM_THREADS=2 ", "rank 3: cpus 4-7: "})
+    EXPECT_NE(r.out.find(line), std::string::npos) << line << " is not in\n" << r.out;
+}
+
 // tlaunch only waits for the ranks. It takes turns with starts of the program alone, so that both
 // are as slow as the machine is.
 TEST(Launch, StartsQuickly) {

@@ -3,8 +3,8 @@
 what two ranks on the CPU learn: losses agree within rounding, whatever the strategy, in orders of the card's work that seeds draw and
 in checked mode, which would find an event that is missing. With --deterministic, parameters have one hash over ranks and strategies
 (not that of the CPU, whose products sum in another order). A collective that hangs, or gets an error of NCCL, ends the job soon, with
-one error. Ranks that share a card pass through the host, which is said in one line. What two cards save, four ranks of the CPU load
-with the same bits, and the other way round. (scripts/measure/faults.py --cards kills ranks.)
+one error. Ranks that share a card pass through the host, which is said in one line. tlaunch binds a rank near its card.
+What two cards save, four ranks of the CPU load with the same bits, and the other way round. (scripts/measure/faults.py --cards kills ranks.)
 """
 import json
 import os
@@ -47,6 +47,48 @@ status, on_cpu, output, _ = run(["--device", "cpu"])
 expect(status == 0 and len(on_cpu) == 5, f"on the CPU: status {status}, {len(on_cpu)} losses", output)
 status, _, output, _ = run(["--device", "cuda"], devices=4, ranks="gpu", steps=1)
 expect(status == 0 and "4 ranks" in output, f"--nproc gpu on four cards: status {status}", output)
+
+# A machine of two nodes with four cores each, as files of Linux. Cards 0 and 2 are attached to node 1, cards 1 and 3 to node 0.
+def machine_file(path, text):
+    path = os.path.join(WORK.name, "sys", path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        print(text, file=file)
+
+
+def node_file(card):
+    return f"bus/pci/devices/0000:{card + 1:02x}:00.0/numa_node"
+
+
+for cpu in range(8):
+    topology = f"devices/system/cpu/cpu{cpu}/topology"
+    machine_file(f"{topology}/core_id", cpu)
+    machine_file(f"{topology}/thread_siblings", f"{1 << cpu:08x}")
+for node, cpus in enumerate(("0000000f", "000000f0")):
+    machine_file(f"devices/system/node/node{node}/cpumap", cpus)
+    machine_file(f"devices/system/node/node{node}/meminfo", f"Node {node} MemTotal: 1000000 kB")
+machine_file("devices/system/cpu/online", "0-7")
+machine_file("devices/system/node/online", "0-1")
+for card in range(4):
+    machine_file(node_file(card), 1 - card % 2)
+
+
+def placed(*options):
+    environment = {**os.environ, "HWLOC_FSROOT": WORK.name}
+    command = [ON_CARD, "--libraries", LIBRARIES, "--devices", "4", TLAUNCH, *options, "--dry-run", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    return done.stdout + done.stderr
+
+
+NEAR = ["rank 0: cpus 4-5:", "rank 1: cpus 0-1:", "rank 2: cpus 6-7:", "rank 3: cpus 2-3:"]
+for options in (["--nproc", "gpu"], ["--nproc", "4", "--bind", "gpu"]):
+    expect(all(line in placed(*options) for line in NEAR), f"{options}: ranks are not on the cores near their cards", placed(*options))
+for options, answer in ((["--nproc", "gpu", "--bind", "core"], "rank 0: cpus 0-1:"),
+                        (["--nproc", "5", "--bind", "gpu"], "--bind gpu: there are 5 ranks and 4 cards")):
+    expect(answer in placed(*options), f"{options}: not {answer}", placed(*options))
+machine_file(node_file(3), -1)  # the machine does not say where the card is
+expect("rank 0: cpus 0-1:" in placed("--nproc", "gpu"), "a card of no node: ranks do not share all cores", placed("--nproc", "gpu"))
+
 for ranks, strategy, how in ((2, "ddp", "--seed 1"), (2, "fsdp", "--seed 2"), (2, "tp", "--seed 3"), (2, "pp", "--seed late"),
                              (2, "ddp", "--seed 4 --check"), (2, "fsdp", "--seed 5 --check"), (2, "ddp --compile", "--seed 6"),
                              (2, "fsdp --compile", "--seed 7"), (2, "tp --compile", "--seed 8"),
