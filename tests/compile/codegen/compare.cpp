@@ -10,6 +10,7 @@
 
 #include "compile/codegen/access_order.h"
 #include "compile/codegen/device_kernels.h"
+#include "core/backend/cuda/cubins.h"
 #include "core/core.h"
 #include "core/dispatch/copy.h"
 #include "core/tensor/element.h"
@@ -319,6 +320,17 @@ int compare_on_device(Device device, const std::vector<Body>& bodies, double tol
                         "results over operands\n" + to_string(body) + print_cuda(body, "kernel"));
   }
   return int(printed.size());
+}
+
+int compile_for_cards(const std::vector<Body>& bodies) {
+  std::string text = prologue_cuda();
+  int printed = 0;
+  for (size_t i = 0; i < bodies.size(); ++i) {
+    const std::string kernel = print_cuda(bodies[i], fmt::format("kernel_{}", i));
+    printed += !kernel.empty(), text += kernel;
+  }
+  EXPECT_EQ(cuda::compile("kernels", text, "sm_90").log, "") << text;
+  return printed;
 }
 
 }  // namespace tessera::test

@@ -44,4 +44,8 @@ void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance 
 int compare_on_device(Device device, const std::vector<Body>& bodies, double tolerance = 1e-5,
                       const std::vector<uint64_t>& seeds = {});
 
+/// Compiles the CUDA text of those of `bodies` that have one by NVRTC for sm_90, without a word
+/// from the compiler. Returns how many there are; kernels are called kernel_0, kernel_1, ...
+int compile_for_cards(const std::vector<Body>& bodies);
+
 }  // namespace tessera::test

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "compile/codegen/functors.h"
+#include "core/backend/cuda/library.h"
 #include "core/core.h"
 #include "tests/compile/codegen/compare.h"
 #include "tests/support/on_card.h"
@@ -266,6 +267,17 @@ TEST(Fuzz, RandomRowsBesideEachOther) {
   EXPECT_TRUE(!asked.many() || beside > asked.count * 3 / 10) << beside;
   EXPECT_TRUE(!asked.many() || in_groups > asked.count / 4) << in_groups;
   compare_with_interpreter(bodies.list, 1e-4, bodies.seeds);
+}
+
+// The virtual GPU compiles with the compiler of the CPU, which takes what the vendor's may refuse.
+TEST(Fuzz, TextsCompileForCards) {
+  if (!cuda::why_no_nvrtc().empty()) GTEST_SKIP() << cuda::why_no_nvrtc();
+  std::vector<Body> list = random_bodies(60).list;
+  const FuzzSeeds asked = fuzz_seeds(20);
+  for (uint64_t seed = asked.first; seed < asked.end(); ++seed)
+    list.push_back(RandomRows(seed).body());
+  const int printed = compile_for_cards(list);
+  EXPECT_TRUE(!asked.many() || size_t(printed) > list.size() * 3 / 5) << printed;
 }
 
 TEST_F(OnCard, RandomBodies) {

@@ -10,6 +10,7 @@
 #include "compile/codegen/sized.h"
 #include "compile/debug/minimize.h"
 #include "compile/run/executor.h"
+#include "core/backend/cuda/library.h"
 #include "core/base/parallel.h"
 #include "tests/compile/codegen/bounds.h"
 #include "tests/compile/codegen/compare.h"
@@ -337,6 +338,18 @@ TEST(GraphsFuzz, GeneratedCodeComputesWhatWasRecorded) {
   RecordProperty("kernels", std::to_string(seen.kernels));
   RecordProperty("bodies", std::to_string(seen.bodies));
   EXPECT_TRUE(!seeds.many() || seen.unknown < seen.elements / 20) << seen.unknown;
+}
+
+TEST(GraphsFuzz, TextsCompileForCards) {
+  if (!cuda::why_no_nvrtc().empty()) GTEST_SKIP() << cuda::why_no_nvrtc();
+  const FuzzSeeds seeds = test::fuzz_seeds(30);
+  std::vector<Body> bodies;
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    const Case c = case_of(seed);
+    for (const Fused* f : kernels_of(c.fused)) bodies.push_back(f->body);
+  }
+  const int printed = test::compile_for_cards(bodies);
+  EXPECT_TRUE(!seeds.many() || size_t(printed) > bodies.size() * 3 / 5) << printed;
 }
 
 template <class F>
