@@ -213,9 +213,10 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& o) {
   DeviceGroup::PublishCause publish_cause;
   if (options.store)
     publish_cause = [store = options.store](std::span<const int> ranks) {
+      const StoreTimeLimit limit(Watchdog::kResponseTime);
       try {
         announce_cause(*store, ranks);
-      } catch (const Error&) {  // no rank is left to ask, or the store is full
+      } catch (const Error&) {  // no rank is left to ask, the store is full, or out of reach
       }
     };
   std::unique_ptr<Engine> engine;

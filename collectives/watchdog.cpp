@@ -264,6 +264,7 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
 }
 
 void Watchdog::check_waits(std::vector<Late>& late) {
+  const auto began = Clock::now();
   const bool asks = std::ranges::any_of(late, [](const Late& l) {
     return l.timeout != Millis(0) && (l.waited >= l.timeout || l.follows_failure);
   });
@@ -291,15 +292,16 @@ void Watchdog::check_waits(std::vector<Late>& late) {
                     }).absent);
       }
     }
-    unanswered_rounds_ = 0;
+    unanswered_since_.reset();
     return;
   } catch (const std::exception&) {  // most likely the store is gone or does not answer
-    ++unanswered_rounds_;
+    if (!unanswered_since_) unanswered_since_ = began;
   }
   for (Late& l : late) {
     if (l.error || l.timeout == Millis(0)) continue;
     if (l.log) log_wait(l, l.facts.absent.value_or(std::vector<int>()));
-    if (l.waited >= l.timeout && unanswered_rounds_ > 1) check_without_store(l);
+    if (l.waited >= l.timeout && Clock::now() - *unanswered_since_ >= 2 * kResponseTime)
+      check_without_store(l);
   }
 }
 

@@ -144,9 +144,9 @@ class Watchdog {
   // Only the watchdog's thread uses the rest.
   bool published_ = false;
   Clock::time_point published_at_{};
-  WaitRecord record_;                 // as published last
-  int unanswered_rounds_ = 0;         // rounds of checks in a row in which the store did not answer
-  std::unique_ptr<Inquiry> inquiry_;  // exists while a wait is beyond its deadline
+  WaitRecord record_;                                  // as published last
+  std::optional<Clock::time_point> unanswered_since_;  // the store has not answered since
+  std::unique_ptr<Inquiry> inquiry_;                   // exists while a wait is beyond its deadline
   std::map<uint64_t, std::pair<std::string, int>> suspicions_;  // by wait: state, how often seen
 };
 

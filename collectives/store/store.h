@@ -70,7 +70,9 @@ class Store {
 };
 
 /// While this object lives, calls of its thread give up when the store does not answer for `limit`
-/// (beyond the time they wait for keys) instead of for some seconds.
+/// (beyond the time they wait for keys) instead of for some seconds. Where it has not answered such
+/// a call, the calls that follow within `limit` fail at once, so that a series of them lasts no
+/// longer than one.
 class StoreTimeLimit {
  public:
   explicit StoreTimeLimit(Millis limit);

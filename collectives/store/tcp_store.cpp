@@ -129,9 +129,11 @@ struct TcpStore::Impl {
   pid_t owner = ::getpid();
   std::mutex mutex;
   std::vector<std::unique_ptr<Connection>> idle;
+  Clock::time_point silent_until{};  // until then the server is not asked under a StoreTimeLimit
 
   std::unique_ptr<Connection> open(Millis timeout);
   std::string exchange(wire::Writer& request, Millis timeout);
+  std::string exchange_within(const std::string& frame, Millis timeout, Millis slack);
   wire::Reader call(const char* name, wire::Writer request, std::string& answer, size_t asked = 0,
                     Millis timeout = Millis(0));
 };
@@ -172,6 +174,24 @@ std::string TcpStore::Impl::exchange(wire::Writer& request, Millis timeout) {
                 ::getpid(), owner);
   TESSERA_CHECK(request.fits(), "store: a request exceeds {} bytes; send fewer or smaller values",
                 wire::kMaxFrameBytes);
+  const Millis slack = StoreTimeLimit::of_thread(kSlack);
+  const bool limited = slack < kSlack;
+  if (limited) {
+    std::lock_guard lock(mutex);
+    if (Clock::now() < silent_until)
+      throw CommError(fmt::format("store: {} has just failed to answer", peer), "store", 0, {});
+  }
+  try {
+    return exchange_within(request.frame(), timeout, slack);
+  } catch (const CommError&) {
+    std::lock_guard lock(mutex);
+    if (limited) silent_until = Clock::now() + slack;
+    throw;
+  }
+}
+
+std::string TcpStore::Impl::exchange_within(const std::string& frame, Millis timeout,
+                                            Millis slack) {
   std::unique_ptr<Connection> connection;
   {
     std::lock_guard lock(mutex);
@@ -180,11 +200,9 @@ std::string TcpStore::Impl::exchange(wire::Writer& request, Millis timeout) {
       idle.pop_back();
     }
   }
-  const Millis slack = StoreTimeLimit::of_thread(kSlack);
   if (!connection) connection = open(slack);
   // A connection that fails is dropped here, with the request in progress on it.
-  std::string answer =
-      connection->exchange(request.frame(), detail::deadline_after(timeout) + slack);
+  std::string answer = connection->exchange(frame, detail::deadline_after(timeout) + slack);
   std::lock_guard lock(mutex);
   idle.push_back(std::move(connection));
   return answer;

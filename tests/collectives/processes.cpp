@@ -49,10 +49,10 @@ int start(const std::string& program, const std::map<std::string, std::string>& 
 
 RankProcesses::RankProcesses(int n, const std::string& program,
                              std::map<std::string, std::string> environment, int hosts)
-    : server_("127.0.0.1", 0, kKey) {
+    : server_(std::make_unique<TcpStoreServer>("127.0.0.1", 0, kKey)) {
   environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(n);
   environment["MASTER_ADDR"] = "127.0.0.1";
-  environment["MASTER_PORT"] = std::to_string(server_.port());
+  environment["MASTER_PORT"] = std::to_string(server_->port());
   environment["TESSERA_STORE_KEY"] = kKey;
   environment["TESSERA_RUN_ID"] = "test";
   environment["OMP_NUM_THREADS"] = "1";
@@ -65,7 +65,7 @@ RankProcesses::RankProcesses(int n, const std::string& program,
 }
 
 std::shared_ptr<Store> RankProcesses::store() {
-  return std::make_shared<PrefixStore>(attempt_prefix(0), server_.store());
+  return std::make_shared<PrefixStore>(attempt_prefix(0), server_->store());
 }
 
 RankProcesses::~RankProcesses() {

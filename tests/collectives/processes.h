@@ -38,9 +38,11 @@ class RankProcesses {
   int pid(int r) const { return pids_[size_t(r)]; }
   /// The store as the ranks see it.
   std::shared_ptr<Store> store();
+  /// Ends the store's server.
+  void lose_store() { server_.reset(); }
 
  private:
-  TcpStoreServer server_;
+  std::unique_ptr<TcpStoreServer> server_;
   std::vector<int> pids_, outputs_;
 };
 

@@ -171,6 +171,19 @@ TEST_P(Processes, ARankStoppedAtAnyMomentIsNamed) {
     }
 }
 
+// Every question that a rank then asks the store goes unanswered.
+TEST_P(Processes, WithoutAStoreTheDeadlineStillEndsAWait) {
+  auto ranks = start_awaited(3, "loop", {{"TESSERA_TIMEOUT", "1"}});
+  await_start(*ranks, 50'000);
+  ranks->lose_store();
+  kill(ranks->pid(1), SIGSTOP);
+  for (int r : {0, 2}) {
+    const RankResult result = ranks->wait(r, 60);
+    EXPECT_NE(result.output.find(" not seen for"), std::string::npos) << result.output;
+    EXPECT_LT(seconds_in(result.output), 5) << result.output;
+  }
+}
+
 // In groups that overlap, ranks wait for others that wait for the one that has ended or stopped.
 // Each rank finds that one, and so does the store, where launchers look.
 TEST_P(Processes, AFaultInOverlappingGroupsIsBlamedOnItsRank) {

@@ -215,6 +215,20 @@ TEST_F(Server, ClientSaysThatTheServerHasGone) {
   stop.join();
 }
 
+TEST_F(Server, ASeriesOfLimitedCallsWaitsOnceForAServerThatIsGone) {
+  auto other = std::make_unique<TcpStoreServer>("127.0.0.1", 0, key);
+  const int port = other->port();
+  TcpStore store("127.0.0.1", port, key, 5s);
+  other.reset();
+  const StoreTimeLimit limit(500ms);
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 10; ++i) EXPECT_THROW(store.num_keys(), CommError);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 3s);  // of 5 s if each one waited
+  TcpStoreServer again("127.0.0.1", port, key);
+  std::this_thread::sleep_for(500ms);
+  EXPECT_EQ(store.num_keys(), 0);
+}
+
 TEST(TcpStoreServer, NamesWhoHasThePort) {
   TcpStoreServer first("127.0.0.1", 0, "k");
   try {
