@@ -193,10 +193,26 @@ std::optional<Result> embedding_grad_rule(const Call& c) {
   return Result{{scatter_sum(like, 1, at, g)}, true};
 }
 
+// ---- attention
+
+// Samples are joined along the batch, so a mask of one for all of a sample's batch is repeated.
+std::optional<Result> attention_rule(const Call& c) {
+  const size_t q = c.prim->id() == intern_op("attention_grad"), last = c.in.size() - 1;
+  if (!attributes_of<AttentionAttributes>(*c.prim).has_mask || !c.batched[last])
+    return std::nullopt;
+  Tensor& mask = c.in[last];
+  if (mask.size(1) == 1)
+    mask = expand(mask,
+                  {c.size, c.in[q].size(c.batched[q]), mask.size(2), mask.size(3), mask.size(4)});
+  return std::nullopt;
+}
+
 using Rule = std::optional<Result> (*)(const Call&);
 Rule rule_of(OpId op) {
   static const auto* rules = new std::unordered_map<OpId, Rule>{
       {intern_op("contract"), contract_rule},
+      {intern_op("attention"), attention_rule},
+      {intern_op("attention_grad"), attention_rule},
       {intern_op("conv"), conv_rule},
       {intern_op("conv_grad_input"), conv_rule},
       {intern_op("conv_grad_weight"), conv_grad_weight_rule},

@@ -44,7 +44,9 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding_idx = -
 
 enum class AttentionKernel : uint8_t { kAuto, kFlash, kPlain };
 struct AttentionOptions {
-  Tensor mask = {};     // bool (true: attend) or float (added), broadcasts to [B, H, Tq, Tk]
+  // Bool (true: attend) or float (added), broadcasts to [B, H, Tq, Tk]. A query that may attend to
+  // no key gives zeros. The flash kernel takes floats below -60000 as -inf.
+  Tensor mask = {};
   bool causal = false;  // position i attends to j <= i
   double scale = 0;     // 0: 1 / sqrt(D)
   double dropout = 0;   // of the attention weights

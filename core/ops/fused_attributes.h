@@ -34,10 +34,17 @@ struct EmbeddingAttributes {
   }
 };
 
+/// Operands q [B, H, T, D], k [B, H, S, D] and v [B, H, S, E], then a mask where the op has one:
+/// bool (true: attend) or floats that are added to scores, four dims of 1 or those of [B, H, T, S].
+/// Floats below kLeastMask mean that the query does not attend: where it had such scores alone, the
+/// log of their sum could not say how many they are.
 struct AttentionAttributes {
+  static constexpr float kLeastMask = -60000;  // above the lowest f16
   double scale = 1;
-  bool causal = false;
-  static void fields(auto& a, auto& f) { f("scale", a.scale), f("causal", a.causal); }
+  bool causal = false, has_mask = false;
+  static void fields(auto& a, auto& f) {
+    f("scale", a.scale), f("causal", a.causal), f("has_mask", a.has_mask);
+  }
 };
 /// A result [B, H, T, D] of attention lies as [B, T, H, D] where the operand `like` has its heads
 /// inside its positions, so that merging heads again is a view.

@@ -257,6 +257,32 @@ TEST_P(CudnnCompiles, AttentionOfTheBenchsModels) {
     expect_plan(std::string(m.name) + ", deterministic gradient", p, {.deterministic = true});
   }
 }
+// Padding of keys; one mask for all heads, for all sequences, for each head of each.
+TEST_P(CudnnCompiles, AttentionWithMasks) {
+  struct Model {
+    const char* name;
+    int64_t batch, heads, positions, of_batch, of_heads, of_queries;
+    bool causal;
+  };
+  for (const Model& m : {Model{"BERT-base", 32, 12, 128, 32, 1, 1, false},
+                         Model{"BERT-large", 16, 16, 512, 16, 1, 1, false},
+                         Model{"GPT-2 124M, padded", 8, 12, 1024, 8, 1, 1, true},
+                         Model{"odd positions", 2, 3, 77, 2, 1, 77, false},
+                         Model{"a bias of positions", 8, 8, 512, 1, 8, 512, false},
+                         Model{"all", 8, 8, 128, 8, 8, 128, true}}) {
+    AttentionProblem p;
+    p.causal = m.causal, p.scale = 0.125, p.batch = m.batch, p.heads = m.heads;
+    p.queries = p.keys = m.positions, p.width = p.value_width = 64;
+    p.mask[0] = m.of_batch, p.mask[1] = m.of_heads, p.mask[2] = m.of_queries, p.mask[3] = p.keys;
+    lie(p, true);
+    expect_plan(m.name, p, {.deterministic = true});
+    p.gradient = 1;
+    if (!takes(p, cudnn()->version)) continue;
+    expect_plan(std::string(m.name) + ", gradient", p);
+    p.one_sum = 1;
+    expect_plan(std::string(m.name) + ", deterministic gradient", p, {.deterministic = true});
+  }
+}
 // The library has no engine where takes() says no for this reason.
 TEST_P(CudnnCompiles, NoAttentionOfOtherWidths) {
   for (int64_t width : {4, 12}) {

@@ -18,6 +18,7 @@
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
+#include "core/ops/reduce.h"
 #include "core/ops/views.h"
 #include "core/primitive/registry.h"
 #include "tests/core/ops/sweep.h"
@@ -262,10 +263,44 @@ TEST_F(CudaGraphs, OtherAttentionIsOurKernels) {
   compare(attend({2, 3, 9, 8}, kF32, {}), kF32, {{"cudnn products", 0}});
   compare(attend({2, 3, 9, 12}, kBF16, {}), kBF16, {{"cudnn products", 0}});
   compare(attend({1, 1, 3, 136}, kBF16, {}), kBF16, {{"cudnn products", 0}});
-  const Tensor mask = ones({9, 9}, {kBool, device_of(0)});
-  compare(attend({2, 3, 9, 8}, kBF16, {.mask = mask}), kBF16, {{"cudnn products", 0}});
+  const Tensor by_query = ones({9, 1}, {kBool, device_of(0)});
+  compare(attend({2, 3, 9, 8}, kBF16, {.mask = by_query}), kBF16, {{"cudnn products", 0}});
 }
-
+// Of bools and of numbers, some -inf, for every part of a batch that may share one; query 3 attends
+// to no key.
+TEST_F(CudaGraphs, AttentionWithMasks) {
+  const int64_t queries = 9, keys = 12;
+  for (const Shape& s :
+       {Shape{2, 1, 1, keys}, {2, 3, queries, keys}, {3, queries, keys}, {queries, keys}, {keys}})
+    for (DType t : {kF16, kBF16})
+      for (DType of_mask : {kBool, kF32, t})
+        for (bool causal : {false, true}) {
+          if (causal == (of_mask == t)) continue;
+          SCOPED_TRACE(
+              fmt::format("{} {} {} {}", to_string(s), name_of(t), name_of(of_mask), causal));
+          Tensor sees = gt(values(s, kF32, 4), -0.2);
+          if (s.size() > 1 && s[s.size() - 2] > 1)
+            sees = logical_and(sees,
+                               ne(arange(0, queries, 1, {.device = device_of(0)}), 3).unsqueeze(1));
+          const Tensor mask = of_mask == kBool
+                                  ? sees
+                                  : where(sees, values(s, of_mask, 5),
+                                          scalar_tensor(-INFINITY, of_mask, device_of(0)));
+          const std::vector<Tensor> in{values({2, 3, queries, 8}, t, 1),
+                                       values({2, 3, keys, 8}, t, 2),
+                                       values({2, 3, keys, 16}, t, 3)};
+          compare(
+              [&] {
+                return with_gradients(
+                    [&](const std::vector<Tensor>& v) {
+                      return scaled_dot_product_attention(v[0], v[1], v[2],
+                                                          {.mask = mask, .causal = causal});
+                    },
+                    in);
+              },
+              t, {{"cudnn products", 2}});
+        }
+}
 bool equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     const Tensor x = a[i].cpu(), y = b[i].cpu();
@@ -274,6 +309,25 @@ bool equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   }
   return true;
 }
+// Numbers that programs write for -inf.
+TEST_F(CudaGraphs, LowNumbersOfMasksAreNone) {
+  for (DType t : {kF16, kBF16}) {
+    const Tensor q = values({1, 2, 5, 8}, t, 1), row = arange(0, 5, 1, {.device = device_of(0)}),
+                 sees = ne(row.unsqueeze(1), 3) & lt(row, 4);
+    const auto with = [&](double low) {
+      return with_gradients(
+          [&](const std::vector<Tensor>& v) {
+            const Tensor mask = where(sees, 0.5, scalar_tensor(low, kF32, device_of(0)));
+            return scaled_dot_product_attention(v[0], v[0], v[0], {.mask = mask});
+          },
+          {q});
+    };
+    compare([&] { return with(std::numeric_limits<float>::lowest()); }, t, {{"cudnn products", 2}});
+    EXPECT_TRUE(equal(with(-65504), with(-INFINITY)));
+    EXPECT_EQ(amax(abs(select(with(-1e9)[0], 2, 3))).item<float>(), 0);
+  }
+}
+
 std::vector<Tensor> gradients_twice_summed() {
   const Tensor x = values({16, 8, 6, 6}, kF32, 1), w = values({8, 8, 3, 3}, kF32, 2);
   return with_gradients([](const std::vector<Tensor>& v) { return conv2d(v[0], v[1]); }, {x, w});

@@ -160,11 +160,15 @@ TEST_F(Matmul, ExactSumsAreTrees) {
   }
 }
 
+// What a mask holds: a bool for each key, the same for all queries, of which the last tile's are
+// false; one for each score; a number for each score, some -inf. One query attends to no key.
+enum class Mask { kNone, kKeys, kScores, kNumbers };
+
 // One batch of two heads in one tensor [positions, heads, width], queries and keys of other
 // numbers.
 template <class T>
 void check_attention(DType t, AttentionShape shape, bool causal, double tolerance,
-                     int64_t width = 20, unsigned packs = 0) {
+                     int64_t width = 20, unsigned packs = 0, Mask mask = Mask::kNone) {
   using C = std::conditional_t<std::is_same_v<T, fn::BF16>, float, T>;
   Device& d = *Device::get();
   const int64_t heads = 2, queries = 70, keys = causal ? 70 : 45,
@@ -196,8 +200,37 @@ void check_attention(DType t, AttentionShape shape, bool causal, double toleranc
                   int(width),
                   int(values),
                   causal,
-                  packs};
-  const KernelText text{attention_family(shape), {attention_instance(t, shape)}};
+                  packs,
+                  nullptr,
+                  0,
+                  0,
+                  0,
+                  0,
+                  0};
+  const int64_t hidden = shape.tile < keys ? shape.tile : keys - 1, blank = 3;
+  std::vector<C> adds(static_cast<size_t>(heads * queries * keys));
+  std::vector<uint8_t> sees(adds.size());
+  const auto drawn = numbers<C>(adds.size(), 5);
+  const auto place = [&](int64_t h, int64_t i, int64_t j) {
+    return size_t((h * queries + i) * keys + j);
+  };
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t i = 0; i < queries; ++i)
+      for (int64_t j = 0; j < keys; ++j) {
+        const size_t at = place(h, i, j);
+        bool there = true;
+        if (mask == Mask::kKeys) there = j < hidden && j % 3 != h;
+        if (mask > Mask::kKeys) there = i != blank && drawn[at] > C(-0.3);
+        sees[at] = there, adds[at] = !there ? C(-INFINITY) : mask == Mask::kNumbers ? drawn[at] : 0;
+      }
+  Array<uint8_t> on_card(sees);
+  Array<C> numbers_on_card(adds);
+  c.mask_is_bool = mask != Mask::kNumbers;
+  if (mask != Mask::kNone)
+    c.mask = c.mask_is_bool ? (const void*)on_card.get() : numbers_on_card.get();
+  c.mask_head = queries * keys, c.mask_query = mask == Mask::kKeys ? 0 : keys, c.mask_key = 1;
+  const KernelText text{attention_family(shape),
+                        {attention_instance(t, shape, mask != Mask::kNone)}};
   auto run = [&](const char* entry, AttentionEntry e, int64_t positions) {
     d.launch(d.function(text, text.instances[0].name + entry),
              attention_geometry(e, t, shape, heads, positions), c);
@@ -207,6 +240,7 @@ void check_attention(DType t, AttentionShape shape, bool causal, double toleranc
   run("_queries", AttentionEntry::kQueries, queries);
   run("_keys", AttentionEntry::kKeys, keys);
   const auto y = out.read(), rq = gq.read(), rk = gk.read(), rv = gv.read();
+  const auto rl = lse.read();
   for (int64_t h = 0; h < heads; ++h) {
     auto at = [&](const auto& x, int64_t r, int64_t w, int64_t l) {
       return wide(x[size_t((r * heads + h) * w + l)]);
@@ -220,7 +254,12 @@ void check_attention(DType t, AttentionShape shape, bool causal, double toleranc
       for (int64_t j = 0; j < n; ++j) {
         double s = 0;
         for (int64_t l = 0; l < width; ++l) s += at(q, i, width, l) * at(k, j, width, l);
-        total += p[size_t(j)] = std::exp(s * scale);
+        total += p[size_t(j)] = std::exp(s * scale + double(adds[place(h, i, j)]));
+      }
+      if (total == 0) {
+        ASSERT_TRUE(mask > Mask::kKeys && (i == blank || causal)) << i;
+        ASSERT_EQ(double(rl[size_t(h * queries + i)]), INFINITY);
+        total = 1;
       }
       for (int64_t l = 0; l < values; ++l) {
         double sum = 0;
@@ -274,6 +313,16 @@ TEST_F(Attention, MatrixUnits) {
   check_attention<fn::BF16>(kBF16, narrow, true, 0.02, 64, kAll);
   check_attention<fn::BF16>(kBF16, wide, true, 0.02, 72, kAll);
   check_attention<fn::BF16>(kBF16, narrow, false, 0.02, 24, kPacksK | kPacksG | kPacksDv);
+}
+
+TEST_F(Attention, Masks) {
+  for (Mask mask : {Mask::kKeys, Mask::kScores, Mask::kNumbers}) {
+    check_attention<float>(kF32, {64, 64}, mask == Mask::kScores, 2e-6, 20, 0, mask);
+    check_attention<float>(kF32, {128, 32}, false, 2e-6, 20, 0, mask);
+    check_attention<fn::BF16>(kBF16, {64, 64, true}, mask == Mask::kNumbers, 0.02, 20, 0, mask);
+    check_attention<fn::BF16>(kBF16, {128, 32, true}, false, 0.02, 75, 0, mask);
+  }
+  check_attention<double>(kF64, {64, 32}, false, 1e-13, 20, 0, Mask::kNumbers);
 }
 
 constexpr AttentionEntry kEntries[] = {AttentionEntry::kForward, AttentionEntry::kDelta,

@@ -232,12 +232,15 @@ Case attention_op(Random& random) {
   int64_t B = pick(random, 1, 4), H = pick(random, 1, 5), T = pick(random, 1, 6),
           D = pick(random, 1, 4);
   bool causal = pick(random, 0, 1);
-  return {
-      "attention",
-      {values(random, {B, H, T, D}), values(random, {B, H, T, D}), values(random, {B, H, T, D})},
-      [=](const List& in) -> List {
-        return {scaled_dot_product_attention(in[0], in[1], in[2], {.causal = causal})};
-      }};
+  List operands{values(random, {B, H, T, D}), values(random, {B, H, T, D}),
+                values(random, {B, H, T, D})};
+  const auto some = [&](int64_t extent) { return pick(random, 0, 1) ? extent : 1; };
+  if (pick(random, 0, 2)) operands.push_back(values(random, {some(B), some(H), some(T), T}));
+  return {"attention", operands, [=](const List& in) -> List {
+            const Tensor mask = in.size() > 3 ? in[3] : Tensor();
+            return {scaled_dot_product_attention(in[0], in[1], in[2],
+                                                 {.mask = mask, .causal = causal})};
+          }};
 }
 
 Case dropping(Random& random) {

@@ -16,6 +16,8 @@
 namespace tessera::cpu {
 namespace {
 
+static_assert(kLeastMask == AttentionAttributes::kLeastMask);
+
 using In = std::span<const Tensor>;
 using Out = std::span<const Tensor>;
 
@@ -57,6 +59,29 @@ T* out_head(const Tensor& t, int64_t b, int64_t h) {
   return static_cast<T*>(t.raw()) + b * t.strides()[0] + h * t.strides()[1];
 }
 
+// The mask of a call whose operands end with it, in floats of the dtype `sums` or as bools.
+struct Mask {
+  Tensor values;
+  int64_t step[4] = {};  // elements between batches, heads, queries and keys
+  Mask(const AttentionAttributes& a, In in, DType sums) {
+    if (!a.has_mask) return;
+    values = in.back().dtype() == kBool ? in.back() : converted(in.back(), sums);
+    for (int d = 0; d < 4; ++d) step[d] = values.size(d) == 1 ? 0 : values.strides()[d];
+  }
+  void shape(AttentionHead& h) const { h.mask_row = step[2], h.mask_column = step[3]; }
+  // Adds the part of head (b, h) to what it reads.
+  template <class T, class Sum>
+  AttentionIn<T, Sum> with(AttentionIn<T, Sum> in, int64_t b, int64_t h) const {
+    if (!values.defined()) return in;
+    const int64_t at = b * step[0] + h * step[1];
+    if (values.dtype() == kBool)
+      in.sees = static_cast<const bool*>(values.raw_values()) + at;
+    else
+      in.adds = static_cast<const Sum*>(values.raw_values()) + at;
+    return in;
+  }
+};
+
 // The extents that the kernels cut into tiles.
 template <class T>
 void meet_tiles(const AttentionHead& h, bool back) {
@@ -95,11 +120,13 @@ void forward(const AttentionAttributes& a, In in, Out out) {
   AttentionHead head_shape{
       q.size(2),      k.size(2),      q.size(3),      v.size(3), a.scale, a.causal, q.strides()[2],
       k.strides()[2], v.strides()[2], o.strides()[2], 0,         0,       0,        0};
+  const Mask mask(a, in, dtype_of<SumOf<T>>);
+  mask.shape(head_shape);
   meet_tiles<T>(head_shape, false);
   for_each_head<T>(
       head_shape, q,
       [&](int64_t b, int64_t h) {
-        return HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h)};
+        return mask.with(HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h)}, b, h);
       },
       [&](const HeadIn<T>& in, const HeadIn<T>& next, int64_t b, int64_t h, SumOf<T>* scratch) {
         fns<T>().forward(head_shape, in, next, out_head<T>(o, b, h), out_head<SumOf<T>>(lse, b, h),
@@ -116,12 +143,15 @@ void backward(const AttentionAttributes& a, In in, Out out) {
                            a.scale,         a.causal,       q.strides()[2], k.strides()[2],
                            v.strides()[2],  o.strides()[2], g.strides()[2], dq.strides()[2],
                            dk.strides()[2], dv.strides()[2]};
+  const Mask mask(a, in, dtype_of<SumOf<T>>);
+  mask.shape(head_shape);
   meet_tiles<T>(head_shape, true);
   for_each_head<T>(
       head_shape, q,
       [&](int64_t b, int64_t h) {
-        return HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h),
-                         head<T>(g, b, h), head<T>(o, b, h), head<SumOf<T>>(lse, b, h)};
+        return mask.with(HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h),
+                                   head<T>(g, b, h), head<T>(o, b, h), head<SumOf<T>>(lse, b, h)},
+                         b, h);
       },
       [&](const HeadIn<T>& in, const HeadIn<T>& next, int64_t b, int64_t h, SumOf<T>* scratch) {
         fns<T>().backward(head_shape, in, next, out_head<T>(dq, b, h), out_head<T>(dk, b, h),
@@ -189,12 +219,14 @@ AttentionHead dense_head(const AttentionAttributes& a, const Tensor& q, const Te
 
 void forward_16(const AttentionAttributes& a, In in, Out out) {
   const Tensor q = dense_rows(in[0]), k = dense_rows(in[1]), v = dense_rows(in[2]);
-  const AttentionHead shape = dense_head(a, q, v);
+  const Mask mask(a, in, kF32);
+  AttentionHead shape = dense_head(a, q, v);
+  mask.shape(shape);
   const int64_t elements = head_size(q) + head_size(k) + head_size(v) + head_size(out[0]);
   for_each_wide_head(shape, q, elements, [&](int64_t b, int64_t h, float* wide, float* scratch) {
     float *wq = wide, *wk = wq + head_size(q), *wv = wk + head_size(k), *wo = wv + head_size(v);
     widen_rows(q, b, h, wq), widen_rows(k, b, h, wk), widen_rows(v, b, h, wv);
-    const AttentionIn<float> head{wq, wk, wv};
+    const AttentionIn<float> head = mask.with(AttentionIn<float>{wq, wk, wv}, b, h);
     fns<float>().forward(shape, head, head, wo, out_head<float>(out[1], b, h), scratch);
     narrow_rows(wo, out[0], b, h);
   });
@@ -208,7 +240,9 @@ void backward_16(const AttentionAttributes& a, In in, Out out) {
     from.push_back(dense_rows(in[size_t(i)])), elements += head_size(from.back());
   for (const Tensor& t : out) elements += head_size(t);
   const Tensor& q = from[1];
-  const AttentionHead shape = dense_head(a, q, from[3]);
+  const Mask mask(a, in, kF32);
+  AttentionHead shape = dense_head(a, q, from[3]);
+  mask.shape(shape);
   for_each_wide_head(shape, q, elements, [&](int64_t b, int64_t h, float* wide, float* scratch) {
     float* at[8];
     for (size_t i = 0; i < 8; ++i) {
@@ -216,7 +250,8 @@ void backward_16(const AttentionAttributes& a, In in, Out out) {
       at[i] = wide, wide += head_size(t);
       if (i < 5) widen_rows(t, b, h, at[i]);
     }
-    const AttentionIn<float> reads{at[1], at[2], at[3], at[0], at[4], head<float>(lse, b, h)};
+    const AttentionIn<float> reads = mask.with(
+        AttentionIn<float>{at[1], at[2], at[3], at[0], at[4], head<float>(lse, b, h)}, b, h);
     fns<float>().backward(shape, reads, reads, at[5], at[6], at[7], scratch);
     for (size_t i = 0; i < 3; ++i) narrow_rows(at[5 + i], out[i], b, h);
   });
@@ -226,7 +261,7 @@ void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&
   const auto& a = attributes_of<AttentionAttributes>(prim);
   if (in[0].dtype() == kF64) return forward<double>(a, in, out);
   if (in[0].dtype() == kF32) return forward<float>(a, in, out);
-  if (fits_pairs(in)) return forward<uint16_t>(a, in, out);
+  if (fits_pairs(in.first(3))) return forward<uint16_t>(a, in, out);
   forward_16(a, in, out);
 }
 

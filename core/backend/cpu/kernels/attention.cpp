@@ -129,6 +129,7 @@ void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
     for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
       const int64_t columns = least(kColumns, keys - j0), wide = groups(columns);
+      if (hidden(h, in, j0, columns)) continue;
       microgemm<false>(qp, dp, 1, kt + j0, sp, score, kColumns, rows, padded<T>(columns), h.d);
       for (int64_t i = 0; i < rows; ++i) {
         if (j0 == 0) {
@@ -141,6 +142,7 @@ void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn
           for (int64_t c = 0; c < columns; ++c) x[c] = T(0);
           continue;
         }
+        if (in.masked()) apply_mask(h, in, i0 + i, j0, n, T(1), x);
         for (int64_t c = n; c < wide; ++c) x[c] = T(-__builtin_inf());
         T high = row_max(x, wide);
         high = high > top[i] ? high : top[i];
@@ -156,9 +158,11 @@ void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn
       }
       microgemm<true>(score, kColumns, 1, vp + j0 * ep, ep, acc, ep, rows, ep, columns);
     }
-    for (int64_t i = 0; i < rows; ++i)
-      copy_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, T(1) / sum[i]);
-    for (int64_t i = 0; i < rows; ++i) lse[i0 + i] = top[i] + fn::log(sum[i]);
+    for (int64_t i = 0; i < rows; ++i) {
+      const bool none = in.masked() && sum[i] == T(0);
+      copy_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, none ? T(0) : T(1) / sum[i]);
+      lse[i0 + i] = none ? T(__builtin_inf()) : top[i] + fn::log(sum[i]);
+    }
   }
 }
 
@@ -193,12 +197,14 @@ void backward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionI
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
     for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
       const int64_t columns = least(kColumns, keys - j0), wide = padded<T>(columns);
+      if (hidden(h, in, j0, columns)) continue;
       microgemm<false>(qp, dp, 1, kt + j0, sp, p, kColumns, rows, wide, h.d);
       microgemm<false>(gp, ep, 1, vt + j0, sp, ds, kColumns, rows, wide, h.e);
       for (int64_t i = 0; i < rows; ++i) {
         if (j0 == 0) fetch_row_backward(h, next, i0 + i, dq, dk, dv);
         T *x = p + i * kColumns, *y = ds + i * kColumns;
         const int64_t n = visible(h, i0 + i, j0, columns);
+        if (in.masked()) apply_mask(h, in, i0 + i, j0, n, T(1), x);
         probabilities(x, y, groups(n), in.lse[i0 + i], delta[i]);
         for (int64_t c = n; c < wide; ++c) x[c] = y[c] = T(0);
       }

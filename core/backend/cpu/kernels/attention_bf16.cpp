@@ -132,7 +132,7 @@ int64_t seen(const AttentionHead& h) { return h.causal ? least(h.s, h.t) : h.s; 
 void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionBf16In& next,
              uint16_t* out, float* lse, float* work) {
   const int64_t ep = padded<float>(h.e), sp = padded<float>(h.s);
-  const float scale = float(h.scale);
+  const float scale = float(h.scale), rest = in.masked() ? 1 : scale;  // a mask comes after scaling
   Scratch scratch{work};
   Bf16Pair *kt = scratch.pairs(h.d / 2 * sp), *vp = scratch.pairs(pairs(h.s) * ep);
   float *score = scratch.floats(kRows * kColumns), *acc = scratch.floats(kRows * ep);
@@ -149,6 +149,7 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
     for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
       const int64_t columns = least(kColumns, keys - j0), wide = groups(columns);
+      if (hidden(h, in, j0, columns)) continue;
       microgemm<false>(in_pairs(in.q + i0 * h.q_row), h.q_row / 2, 1, kt + j0, sp, score, kColumns,
                        rows, padded<float>(columns), h.d / 2);
       for (int64_t i = 0; i < rows; ++i) {
@@ -162,9 +163,10 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
           for (int64_t c = 0; c < wide; ++c) p[i * kColumns + c] = 0;
           continue;
         }
-        float high = scaled_max(x, n / kGroup * kGroup, scale);
+        if (in.masked()) apply_mask(h, in, i0 + i, j0, n, scale, x);
+        float high = scaled_max(x, n / kGroup * kGroup, rest);
         for (int64_t c = n / kGroup * kGroup; c < n; ++c)
-          x[c] *= scale, high = x[c] > high ? x[c] : high;
+          x[c] *= rest, high = x[c] > high ? x[c] : high;
         for (int64_t c = n; c < wide; ++c) x[c] = -fn::inf();
         high = high > top[i] ? high : top[i];
         if (high == -fn::inf() && !any_nan(x, n)) {
@@ -180,9 +182,11 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
       microgemm<true>(in_pairs(p), kColumns / 2, 1, vp + j0 / 2 * ep, ep, acc, ep, rows, ep,
                       pairs(columns));
     }
-    for (int64_t i = 0; i < rows; ++i)
-      round_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, 1 / sum[i]);
-    for (int64_t i = 0; i < rows; ++i) lse[i0 + i] = top[i] + fn::log(sum[i]);
+    for (int64_t i = 0; i < rows; ++i) {
+      const bool none = in.masked() && sum[i] == 0;
+      round_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, none ? 0 : 1 / sum[i]);
+      lse[i0 + i] = none ? fn::inf() : top[i] + fn::log(sum[i]);
+    }
   }
 }
 
@@ -191,7 +195,7 @@ void backward(const AttentionHead& h, const AttentionBf16In& in, const Attention
               uint16_t* dq, uint16_t* dk, uint16_t* dv, float* work) {
   constexpr int64_t kRows = kRowsBackward, kColumns = kColumnsBackward;
   const int64_t dp = padded<float>(h.d), ep = padded<float>(h.e), sp = padded<float>(h.s);
-  const float scale = float(h.scale);
+  const float scale = float(h.scale), rest = in.masked() ? 1 : scale;
   Scratch scratch{work};
   Bf16Pair *kt = scratch.pairs(h.d / 2 * sp), *vt = scratch.pairs(h.e / 2 * sp),
            *kp = scratch.pairs(pairs(h.s) * dp);
@@ -218,13 +222,15 @@ void backward(const AttentionHead& h, const AttentionBf16In& in, const Attention
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
     for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
       const int64_t columns = least(kColumns, keys - j0), wide = padded<float>(columns);
+      if (hidden(h, in, j0, columns)) continue;
       microgemm<false>(in_pairs(q), h.q_row / 2, 1, kt + j0, sp, p, kColumns, rows, wide, h.d / 2);
       microgemm<false>(in_pairs(g), h.g_row / 2, 1, vt + j0, sp, ds, kColumns, rows, wide, h.e / 2);
       for (int64_t i = 0; i < rows; ++i) {
         if (j0 == 0) fetch_row_backward(h, next, i0 + i, dq, dk, dv);
         float *x = p + i * kColumns, *y = ds + i * kColumns;
         const int64_t n = visible(h, i0 + i, j0, columns);
-        probabilities(x, y, groups(n), scale, in.lse[i0 + i], delta[i]);
+        if (in.masked()) apply_mask(h, in, i0 + i, j0, n, scale, x);
+        probabilities(x, y, groups(n), rest, in.lse[i0 + i], delta[i]);
         for (int64_t c = n; c < wide; ++c) x[c] = y[c] = 0;
       }
       if (rows % 2)

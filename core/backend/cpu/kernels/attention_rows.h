@@ -19,6 +19,33 @@ inline int64_t visible(const AttentionHead& h, int64_t i, int64_t first, int64_t
   return n < 0 ? 0 : least(n, count);
 }
 
+// x = x scale + the mask of row `i`, over `count` keys from `first` on.
+template <class T, class In>
+void apply_mask(const AttentionHead& h, const In& in, int64_t i, int64_t first, int64_t count,
+                T scale, T* x) {
+  const int64_t at = i * h.mask_row + first * h.mask_column, step = h.mask_column;
+  const auto apply = [&](const auto* mask, auto one) {
+    if (step == 1)
+      for (int64_t c = 0; c < count; ++c) x[c] = one(x[c] * scale, mask[c]);
+    else
+      for (int64_t c = 0; c < count; ++c) x[c] = one(x[c] * scale, mask[c * step]);
+  };
+  const T low = T(-__builtin_inf());
+  if (in.sees)
+    apply(in.sees + at, [=](T score, bool sees) { return sees ? score : low; });
+  else
+    apply(in.adds + at, [=](T score, T more) { return more < T(kLeastMask) ? low : score + more; });
+}
+
+// Whether no query attends to `count` keys from `first` on, where all queries have one mask.
+template <class In>
+bool hidden(const AttentionHead& h, const In& in, int64_t first, int64_t count) {
+  if (!in.sees || h.mask_row != 0) return false;
+  for (int64_t c = first; c < first + count; ++c)
+    if (in.sees[c * h.mask_column]) return false;
+  return true;
+}
+
 template <class T>
 bool any_nan(const T* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i)

@@ -148,6 +148,8 @@ struct ChannelTable {
   decltype(ChannelFns<uint16_t>::largest) largest_bf16;
 };
 
+/// Numbers of a mask below this mean that a query does not attend to a key.
+inline constexpr float kLeastMask = -60000;
 /// One head of attention: t queries of width d, s keys, values of width e. Rows lie `*_row`
 /// elements apart, elements of a row are neighbours.
 struct AttentionHead {
@@ -155,12 +157,17 @@ struct AttentionHead {
   double scale;
   bool causal;  // query i attends to keys j <= i
   int64_t q_row, k_row, v_row, out_row, g_row, dq_row, dk_row, dv_row;
+  int64_t mask_row = 0, mask_column = 0;  // elements between queries and between keys of a mask
 };
-/// What a head reads; g, out and lse only in backward.
+/// What a head reads; g, out and lse only in backward. One of sees and adds where there is a mask:
+/// a query's weights are zeros where it sees no key, and its lse is +inf.
 template <class T, class Sum = T>
 struct AttentionIn {
   const T *q, *k, *v, *g = nullptr, *out = nullptr;
   const Sum* lse = nullptr;
+  const bool* sees = nullptr;  // keys that queries attend to
+  const Sum* adds = nullptr;   // what is added to scaled scores
+  bool masked() const { return sees || adds; }
 };
 /// `next` is what the next call will read, fetched while this one computes; any head will do.
 template <class T, class Sum = T>

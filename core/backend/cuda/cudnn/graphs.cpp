@@ -9,13 +9,21 @@ using Value = Graph::Value;
 
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 
+// The mask's tensor, behind all others that have memory.
+Value mask_of(Graph& g, const AttentionProblem& p) {
+  const Extents extents(p.mask, p.mask + 4);
+  return p.mask[0] ? g.tensor(extents, dense_strides(extents), kFloat) : Graph::kNone;
+}
 // The scores that softmax takes, with positions that a query does not see at the lowest number.
-Value scores(Graph& g, const AttentionProblem& p, Value q, Value k, Value scale) {
+Value scores(Graph& g, const AttentionProblem& p, Value q, Value k, Value scale, Value mask) {
   const Extents all{p.batch, p.heads, p.queries, p.keys};
   const Value product = g.inner(all, kFloat), scaled = g.inner(all, kFloat);
   g.matmul(q, k, product);
   g.pointwise(kMul, product, scale, scaled);
-  return scaled;
+  if (mask == Graph::kNone) return scaled;
+  const Value sum = g.inner(all, kFloat);
+  g.pointwise(kAdd, scaled, mask, sum);
+  return sum;
 }
 Value seen(Graph& g, const AttentionProblem& p, Value x, Value lowest) {
   if (!p.causal) return x;
@@ -55,9 +63,9 @@ Graph forward(const CudnnFunctions& f, const AttentionProblem& p) {
   Graph g(f);
   const Operands o = operands(g, p, false);
   const Extents all{p.batch, p.heads, p.queries, p.keys}, rows{p.batch, p.heads, p.queries, 1};
-  const Value scale = g.scalar(float(p.scale)),
+  const Value mask = mask_of(g, p), scale = g.scalar(float(p.scale)),
               lowest = p.causal ? g.scalar(kLowest) : Graph::kNone;
-  const Value x = seen(g, p, scores(g, p, o.q, o.k, scale), lowest);
+  const Value x = seen(g, p, scores(g, p, o.q, o.k, scale, mask), lowest);
   const Value most = g.inner(rows, kFloat), below = g.inner(all, kFloat), e = g.inner(all, kFloat),
               sum = g.inner(rows, kFloat), log = g.inner(rows, kFloat),
               weights = g.inner(all, p.type);
@@ -87,7 +95,7 @@ Graph gradient(const CudnnFunctions& f, const AttentionProblem& p) {
               dv = g.tensor(of_v, strides(p.dv), p.type),
               sums = g.tensor(rows, dense_strides(rows), kFloat),
               wide_dq = p.one_sum ? Graph::kNone : g.tensor(wide, dense_strides(wide), kFloat);
-  const Value scale = g.scalar(float(p.scale)), one = g.scalar(1),
+  const Value mask = mask_of(g, p), scale = g.scalar(float(p.scale)), one = g.scalar(1),
               lowest = p.causal ? g.scalar(kLowest) : Graph::kNone;
 
   const Value terms = g.inner(of_out, kFloat), plain_sums = g.inner(rows, kFloat);
@@ -97,7 +105,7 @@ Graph gradient(const CudnnFunctions& f, const AttentionProblem& p) {
 
   const Value below = g.inner(all, kFloat), weights = g.inner(all, kFloat),
               turned_weights = g.inner(turned_all, turned_strides, p.type);
-  const Value x = scores(g, p, o.q, o.k, scale);
+  const Value x = scores(g, p, o.q, o.k, scale, mask);
   g.pointwise(kSub, x, o.lse, below);
   g.pointwise(kExp, seen(g, p, below, lowest), Graph::kNone, weights);
   g.reshape(weights, turned_weights);
@@ -153,7 +161,7 @@ bool takes(const AttentionProblem& p, int version) {
   constexpr int kLastWrong = 91500;
   const bool shape = p.width <= kWidest && p.value_width <= kWidest && p.width % kPack == 0 &&
                      p.value_width % kPack == 0;
-  return (p.type == kBFloat16 || p.type == kHalf) && shape &&
+  return (p.type == kBFloat16 || p.type == kHalf) && shape && (!p.mask[0] || p.mask[3] == p.keys) &&
          (!p.gradient || p.keys % kTile == 0 || version > kLastWrong);
 }
 

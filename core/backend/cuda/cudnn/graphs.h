@@ -28,7 +28,9 @@ struct HeadStrides {
 
 /// Attention of q [B, H, T, D], k [B, H, S, D] and v [B, H, S, E] to out [B, H, T, E] and the log
 /// of each row's sum of exponentials lse [B, H, T], which is dense and f32; and its gradient, by
-/// the cotangent g of out.
+/// the cotangent g of out. A mask, f32 and dense, is added to scores and has no infinities. What
+/// out and lse are of a query that attends to no key means nothing; the gradient wants +inf for its
+/// lse.
 struct AttentionProblem {
   int32_t type = kBFloat16;
   int32_t causal = 0;  // a query sees the keys up to its own position
@@ -37,12 +39,16 @@ struct AttentionProblem {
   int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0, value_width = 0;
   double scale = 1;
   HeadStrides q, k, v, out, g, dq, dk, dv;  // the last four are the gradient's
+  int64_t mask[4] = {};  // its extents, which broadcast to [B, H, T, S]; zeros: no mask
 };
 struct AttentionValues {
   static constexpr Graph::Value kQ = 1, kK = 2, kV = 3, kOut = 4, kLse = 5;
   // The gradient's graph also has the cotangent, the results, and scratch, which the caller
   // allocates: rows, f32 [B, H, T], and unless one_sum the gradient of q in f32.
   static constexpr Graph::Value kG = 6, kDq = 7, kDk = 8, kDv = 9, kRows = 10, kWideDq = 11;
+  static Graph::Value mask(const AttentionProblem& p) {
+    return !p.gradient ? kG : p.one_sum ? kWideDq : kWideDq + 1;
+  }
 };
 Graph graph_of(const CudnnFunctions& f, const AttentionProblem& p);
 

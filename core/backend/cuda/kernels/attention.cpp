@@ -44,14 +44,21 @@ std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t
 
 const char* attention_family(AttentionShape s) { return s.units ? "attention_units" : "attention"; }
 
-Instance attention_instance(DType dtype, AttentionShape s) {
+Instance attention_instance(DType dtype, AttentionShape s, bool masked) {
   return {
-      fmt::format("{}_{}_{}x{}", attention_family(s), name_of(dtype), s.head, s.tile),
+      fmt::format("{}_{}_{}x{}{}", attention_family(s), name_of(dtype), s.head, s.tile,
+                  masked ? "_masked" : ""),
       {{"T", std::string(element_type(name_of(dtype)))},
        {"HEAD", std::to_string(s.head)},
        {"TILE", std::to_string(s.tile)},
+       {"MASKED", masked ? "true" : "false"},
        // Without a bound the compiler gives `keys` of small tiles 64 registers, which is too few.
        {"BOUNDS", s.tile == 32 ? "256, 2" : "256"}}};
+}
+
+Instance attention_mask_instance(DType dtype) {
+  return {fmt::format("attention_mask_{}", name_of(dtype)),
+          {{"T", std::string(element_type(name_of(dtype)))}}};
 }
 
 Geometry attention_geometry(AttentionEntry entry, DType dtype, AttentionShape shape,

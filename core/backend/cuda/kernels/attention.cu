@@ -92,7 +92,7 @@ TESSERA_FN C side_join(C x) {
     x = Op::join(x, __shfl_xor_sync(kAllLanes, x, lanes));
   return x;
 }
-template <class T, int kHead, int kTile>
+template <class T, int kHead, int kTile, bool kMasked>
 TESSERA_FN void attention_forward(const AttentionCall& c) {
   using C = Compute<T>;
   using S = Tiles<C, kHead, kTile>;
@@ -107,7 +107,10 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
 #pragma unroll
   for (int i = 0; i < kEach; ++i) top[i] = -fn::inf(), total[i] = C(0);
   const int end = c.causal && first + kTile < c.keys ? first + kTile : c.keys;
+  const long mask = kMasked ? mask_of(c, tile.head) : 0;
   for (int at = 0; at < end; at += kTile) {
+    if constexpr (kMasked)
+      if (hidden(c, mask, at, kTile)) continue;
     __syncthreads();
     fetch<T, kHead, kTile>(k, c, c.k, tile.head, at, c.keys, c.width);
     fetch<T, kHead, kTile>(v, c, c.v, tile.head, at, c.keys, c.value_width);
@@ -120,7 +123,9 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
       C best = top[i];
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        s[i][j] = attends(c, query, at + tx + kSide * j) ? s[i][j] * C(c.scale) : C(-fn::inf());
+        C score = s[i][j] * C(c.scale);
+        const bool there = attends<C, kMasked>(c, mask, query, at + tx + kSide * j, C(1), score);
+        s[i][j] = there ? score : C(-fn::inf());
         best = Max::join(s[i][j], best);
       }
       best = side_join<Max>(best);
@@ -145,10 +150,12 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int query = first + ty + kSide * i;
+    const bool none = kMasked && total[i] == C(0);
 #pragma unroll
-    for (int j = 0; j < S::kWide; ++j) out[i][j] = out[i][j] / total[i];
+    for (int j = 0; j < S::kWide; ++j) out[i][j] = none ? C(0) : out[i][j] / total[i];
     if (tx == 0 && query < c.queries)
-      static_cast<C*>(c.lse)[long(tile.head) * c.queries + query] = top[i] + fn::log(total[i]);
+      static_cast<C*>(c.lse)[long(tile.head) * c.queries + query] =
+          none ? C(fn::inf()) : top[i] + fn::log(total[i]);
   }
   put<T>(out, c, c.out, tile, c.queries, c.value_width);
 }
@@ -156,10 +163,10 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
 /// Weights p and their gradients ds of a tile of queries and one of keys, of which `a` and `b` are
 /// queries and keys (or the other way round, kKeys) and `ga`, `gb` cotangents and values. p is
 /// written for keys only.
-template <bool kKeys, int kEach, class C, class Heads, class Weights>
-TESSERA_FN void weights_of(const AttentionCall& c, const Heads* a, const Heads* b, const Heads* ga,
-                           const Heads* gb, AttentionTile tile, int second, Weights* p,
-                           Weights* ds) {
+template <bool kKeys, bool kMasked, int kEach, class C, class Heads, class Weights>
+TESSERA_FN void weights_of(const AttentionCall& c, long mask, const Heads* a, const Heads* b,
+                           const Heads* ga, const Heads* gb, AttentionTile tile, int second,
+                           Weights* p, Weights* ds) {
   const int tx = int(threadIdx.x) % kSide, ty = int(threadIdx.x) / kSide;
   C s[kEach][kEach], dp[kEach][kEach];
   dots(s, a, b, c.width);
@@ -170,10 +177,10 @@ TESSERA_FN void weights_of(const AttentionCall& c, const Heads* a, const Heads* 
     for (int j = 0; j < kEach; ++j) {
       const int one = tile.first + ty + kSide * i, other = second + tx + kSide * j;
       const int query = kKeys ? other : one, key = kKeys ? one : other;
-      const bool there = attends(c, query, key);
+      C score = s[i][j] * C(c.scale);
+      const bool there = attends<C, kMasked>(c, mask, query, key, C(1), score);
       const long row = long(tile.head) * c.queries + (there ? query : 0);
-      const C weight =
-          there ? fn::exp(s[i][j] * C(c.scale) - static_cast<const C*>(c.lse)[row]) : C(0);
+      const C weight = there ? fn::exp(score - static_cast<const C*>(c.lse)[row]) : C(0);
       if constexpr (kKeys) p[ty + kSide * i][tx + kSide * j] = weight;
       ds[ty + kSide * i][tx + kSide * j] =
           there ? weight * (dp[i][j] - static_cast<const C*>(c.delta)[row]) * C(c.scale) : C(0);
@@ -182,7 +189,7 @@ TESSERA_FN void weights_of(const AttentionCall& c, const Heads* a, const Heads* 
 
 /// dq of a tile of queries, or dk and dv of a tile of keys: the block walks over tiles of the
 /// other.
-template <class T, int kHead, int kTile, bool kKeys>
+template <class T, int kHead, int kTile, bool kKeys, bool kMasked>
 TESSERA_FN void attention_grad(const AttentionCall& c) {
   using C = Compute<T>;
   using S = Tiles<C, kHead, kTile>;
@@ -197,13 +204,18 @@ TESSERA_FN void attention_grad(const AttentionCall& c) {
   fetch<T, kHead, kTile>(own_values, c, held_values, tile.head, tile.first, rows, c.value_width);
   C sums[S::kEach][S::kWide] = {}, value_sums[S::kEach][S::kWide] = {};
   const int begin = kKeys && c.causal ? tile.first : 0;
-  const int end = !kKeys && c.causal && tile.first + kTile < others ? tile.first + kTile : others;
+  const int last = !kKeys && c.causal && tile.first + kTile < others ? tile.first + kTile : others;
+  const long mask = kMasked ? mask_of(c, tile.head) : 0;
+  const int end = kMasked && kKeys && hidden(c, mask, tile.first, kTile) ? begin : last;
   for (int at = begin; at < end; at += kTile) {
+    if constexpr (kMasked && !kKeys)
+      if (hidden(c, mask, at, kTile)) continue;
     __syncthreads();
     fetch<T, kHead, kTile>(other, c, walked, tile.head, at, others, c.width);
     fetch<T, kHead, kTile>(other_values, c, walked_values, tile.head, at, others, c.value_width);
     __syncthreads();
-    weights_of<kKeys, S::kEach, C>(c, own, other, own_values, other_values, tile, at, p, ds);
+    weights_of<kKeys, kMasked, S::kEach, C>(c, mask, own, other, own_values, other_values, tile, at,
+                                            p, ds);
     __syncthreads();
     if constexpr (kKeys)
       weigh<kTile>(value_sums, other_values, [&](int row, int r) { return p[row][r]; });
@@ -215,8 +227,8 @@ TESSERA_FN void attention_grad(const AttentionCall& c) {
 
 }  // namespace tessera::device
 
-// instances: T, HEAD, TILE, BOUNDS of a launch
-KERNEL(forward, AttentionCall, BOUNDS) { attention_forward<T, HEAD, TILE>(c); }
+// instances: T, HEAD, TILE, MASKED, BOUNDS of a launch
+KERNEL(forward, AttentionCall, BOUNDS) { attention_forward<T, HEAD, TILE, MASKED>(c); }
 KERNEL(delta, AttentionCall, 256) { attention_delta<T>(c); }
-KERNEL(queries, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, false>(c); }
-KERNEL(keys, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, true>(c); }
+KERNEL(queries, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, false, MASKED>(c); }
+KERNEL(keys, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, true, MASKED>(c); }

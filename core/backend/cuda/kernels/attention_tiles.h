@@ -18,8 +18,30 @@ TESSERA_FN T* rows_of(const AttentionCall& c, const AttentionOperand& o, unsigne
   return static_cast<T*>(o.data) + long(head / c.heads) * o.batch + long(head % c.heads) * o.head;
 }
 
-TESSERA_FN bool attends(const AttentionCall& c, int query, int key) {
-  return query < c.queries && key < c.keys && (!c.causal || key <= query);
+/// Where the mask of a head begins.
+TESSERA_FN long mask_of(const AttentionCall& c, unsigned head) {
+  return long(head / c.heads) * c.mask_batch + long(head % c.heads) * c.mask_head;
+}
+/// Whether the query attends to the key; a mask of numbers is added to its score, times `unit`.
+template <class C, bool kMasked>
+TESSERA_FN bool attends(const AttentionCall& c, long mask, int query, int key, C unit, C& score) {
+  if (query >= c.queries || key >= c.keys || (c.causal && key > query)) return false;
+  if constexpr (kMasked) {
+    const long at = mask + query * c.mask_query + key * c.mask_key;
+    if (c.mask_is_bool) return static_cast<const bool*>(c.mask)[at];
+    const C more = static_cast<const C*>(c.mask)[at];
+    if (more < C(kLeastMask)) return false;
+    score += more * unit;
+  }
+  return true;
+}
+/// Whether no query attends to `count` keys, at most as many as the block has threads, from `first`
+/// on, where all queries have one mask of bools. Every thread has to call it.
+TESSERA_FN bool hidden(const AttentionCall& c, long mask, int first, int count) {
+  if (!c.mask_is_bool || c.mask_query != 0) return false;
+  const int key = first + int(threadIdx.x);
+  const bool mine = int(threadIdx.x) < count && key < c.keys;
+  return !__syncthreads_or(mine && static_cast<const bool*>(c.mask)[mask + key * c.mask_key]);
 }
 
 inline constexpr int kDeltaRows = 8;  // of a block, a warp for each

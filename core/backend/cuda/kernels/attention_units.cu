@@ -143,7 +143,7 @@ TESSERA_FN void put(const FragmentC (&sums)[kHead / 8], const float (&factor)[2]
 
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-template <class T, int kHead, int kOther>
+template <class T, int kHead, int kOther, bool kMasked>
 TESSERA_FN void unit_forward(const AttentionCall& c) {
   using S = UnitTiles<T, kHead, kOther>;
   const AttentionTile tile = tile_of(c.queries, kUnitRows);
@@ -162,6 +162,7 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
                           c.packs & kPacksQ);
   fetch_stage(0, 0);
   const float scale = float(c.scale) * kLog2E;
+  const long mask = kMasked ? mask_of(c, tile.head) : 0;
   FragmentC out[kHead / 8] = {};
   float top[2] = {float(-fn::inf()), float(-fn::inf())}, total[2] = {};  // total: of this thread
   int stage = 0;
@@ -170,6 +171,8 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
     fetch_stage(stage ^ 1, at + kOther);
     wait_copies<1>();
     __syncthreads();
+    if constexpr (kMasked)
+      if (hidden(c, mask, at, kOther)) continue;
     FragmentC s[kOther / 8];
     unit_dots<kHead, kOther>(s, S::own(0), S::other(1, stage, 0), c.width);
 #pragma unroll
@@ -180,7 +183,9 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           const int key = at + 8 * j + column + e % 2;
-          s[j].of[e] = attends(c, row + 8 * half, key) ? s[j].of[e] * scale : float(-fn::inf());
+          float score = s[j].of[e] * scale;
+          const bool there = attends<float, kMasked>(c, mask, row + 8 * half, key, kLog2E, score);
+          s[j].of[e] = there ? score : float(-fn::inf());
           best = max_or_nan(best, s[j].of[e]);
         }
       best = quad_max(best);
@@ -206,17 +211,18 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(total[half]);
-    inverse[half] = 1.0f / sum;
+    const bool none = kMasked && sum == 0.0f;
+    inverse[half] = none ? 0.0f : 1.0f / sum;
     const int query = row + 8 * half;
     if (column == 0 && query < c.queries)
       static_cast<float*>(c.lse)[long(tile.head) * c.queries + query] =
-          top[half] * kLn2 + fn::log(sum);
+          none ? float(fn::inf()) : top[half] * kLn2 + fn::log(sum);
   }
   put<T, kHead>(out, inverse, c, c.out, tile, c.queries, c.value_width, c.packs & kPacksOut);
 }
 
 /// dq of 64 queries, or dk and dv of 64 keys: the block walks over tiles of the other.
-template <class T, int kHead, int kOther, bool kKeys>
+template <class T, int kHead, int kOther, bool kKeys, bool kMasked>
 TESSERA_FN void unit_grad(const AttentionCall& c) {
   using S = UnitTiles<T, kHead, kOther>;
   const AttentionOperand &held = kKeys ? c.k : c.q, &held_values = kKeys ? c.v : c.g;
@@ -229,8 +235,10 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
   const AttentionTile tile = tile_of(rows, kUnitRows);
   const int row = row_of_thread(tile), column = column_of_thread();
   const int begin = kKeys && c.causal ? tile.first : 0;
-  const int end =
+  const int last =
       !kKeys && c.causal && tile.first + kUnitRows < others ? tile.first + kUnitRows : others;
+  const long mask = kMasked ? mask_of(c, tile.head) : 0;
+  const int end = kMasked && kKeys && hidden(c, mask, tile.first, kUnitRows) ? begin : last;
   auto fetch_stage = [&](int stage, int at) {
     if (at < end) {
       fetch<kOther, kHead>(S::other(2, stage, 0), c, walked, tile.head, at, others, c.width, packs);
@@ -253,6 +261,8 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
     fetch_stage(stage ^ 1, at + kOther);
     wait_copies<1>();
     __syncthreads();
+    if constexpr (kMasked && !kKeys)
+      if (hidden(c, mask, at, kOther)) continue;
     const T *other = S::other(2, stage, 0), *other_values = S::other(2, stage, 1);
     FragmentC p[kOther / 8], ds[kOther / 8];
     unit_dots<kHead, kOther>(p, S::own(0), other, c.width);
@@ -263,9 +273,10 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
       for (int e = 0; e < 4; ++e) {
         const int one = row + e / 2 * 8, another = at + 8 * j + column + e % 2;
         const int query = kKeys ? another : one, key = kKeys ? one : another;
-        const bool there = attends(c, query, key);
+        float score = p[j].of[e] * scale;
+        const bool there = attends<float, kMasked>(c, mask, query, key, kLog2E, score);
         const int safe = there ? query : 0;
-        const float weight = there ? about_exp2(p[j].of[e] * scale - lse[safe] * kLog2E) : 0.0f;
+        const float weight = there ? about_exp2(score - lse[safe] * kLog2E) : 0.0f;
         p[j].of[e] = weight;
         ds[j].of[e] = there ? weight * (ds[j].of[e] - delta[safe]) : 0.0f;
       }
@@ -282,8 +293,8 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
 
 }  // namespace tessera::device
 
-// instances: T, HEAD, TILE
-KERNEL(forward, AttentionCall, 128) { unit_forward<T, HEAD, TILE>(c); }
+// instances: T, HEAD, TILE, MASKED
+KERNEL(forward, AttentionCall, 128) { unit_forward<T, HEAD, TILE, MASKED>(c); }
 KERNEL(delta, AttentionCall, 256) { attention_delta<T>(c); }
-KERNEL(queries, AttentionCall, 128) { unit_grad<T, HEAD, TILE, false>(c); }
-KERNEL(keys, AttentionCall, 128) { unit_grad<T, HEAD, TILE, true>(c); }
+KERNEL(queries, AttentionCall, 128) { unit_grad<T, HEAD, TILE, false, MASKED>(c); }
+KERNEL(keys, AttentionCall, 128) { unit_grad<T, HEAD, TILE, true, MASKED>(c); }

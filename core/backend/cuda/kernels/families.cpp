@@ -114,7 +114,8 @@ std::vector<Instance> attention_instances(bool units) {
   std::vector<Instance> all;
   for (DType t : kFloats)
     for (AttentionShape s : attention_shapes(t))
-      if (s.units == units) all.push_back(attention_instance(t, s));
+      if (s.units == units)
+        for (bool masked : {false, true}) all.push_back(attention_instance(t, s, masked));
   return all;
 }
 
@@ -157,6 +158,7 @@ std::vector<KernelText> all_kernel_texts() {
   for (DType t : kAllDTypes) add(texts, "matmul", matmul_instances(t), 2);
   add(texts, "attention", attention_instances(false), 1);
   add(texts, "attention_units", attention_instances(true), 1);
+  add(texts, "attention_mask", of_dtypes(attention_mask_instance, {kF16, kBF16}), 2);
   add(texts, "scan", scan_instances(), 8);
   add(texts, "pool", of_dtypes(pool_instance, {kF16, kBF16, kF32, kF64, kU8}), 5);
   add(texts, "batch_norm", of_dtypes(batch_norm_instance, kFloats), 4);

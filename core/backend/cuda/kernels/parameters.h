@@ -256,6 +256,9 @@ inline constexpr int kMatmulLevels = 3;
 
 // ---- attention.cu ----
 
+/// Numbers of a mask below this mean that a query does not attend to a key.
+inline constexpr float kLeastMask = -60000;
+
 /// [batch, heads, positions, width] by strides in elements; elements of a row are neighbours.
 struct AttentionOperand {
   void* data;
@@ -263,17 +266,44 @@ struct AttentionOperand {
 };
 /// Forward reads q, k and v and writes out and lse; `delta` reads g and out; `queries` and `keys`
 /// read q, k, v, g, lse and delta. lse and delta are [batch, heads, queries], dense, of the compute
-/// type.
+/// type. A query whose mask lets it attend to no key has zeros in out and +inf in lse.
 struct AttentionCall {
   AttentionOperand q, k, v, out, g, dq, dk, dv;
   void *lse, *delta;
   double scale;
   int heads, queries, keys, width, value_width, causal;
   unsigned packs;  // which operands the matrix units' kernels read and write in packs
+  // Of masked instances: bools, or numbers of the compute type that are added to scaled scores.
+  const void* mask;
+  long mask_batch, mask_head, mask_query, mask_key;  // in elements
+  int mask_is_bool;
 };
 /// Bits of AttentionCall::packs: rows begin at multiples of 16 bytes and are some packs long.
 inline constexpr unsigned kPacksQ = 1, kPacksK = 2, kPacksV = 4, kPacksG = 8, kPacksOut = 16,
                           kPacksDq = 32, kPacksDk = 64, kPacksDv = 128;
+
+// ---- attention_mask.cu ----
+
+/// What is added to scores that do not count: the lowest number.
+inline constexpr float kMaskedBias = -0x1.fffffep127f;
+/// mask [batch, heads, queries, keys], of any of these 1, by strides in elements: bools or f32.
+/// bias [lines, keys] and first [lines] are dense.
+struct AttentionBiasCall {
+  const void* mask;
+  float* bias;
+  int* first;
+  long steps[4];
+  unsigned lines, extents[3];
+  int keys, is_bool;
+};
+/// `first` of a query lies where steps by batch, head and query say. lse is dense.
+struct AttentionBlankCall {
+  const int* first;
+  AttentionOperand out;
+  float* lse;
+  long steps[3], rows;
+  int heads, queries, keys, width, causal;
+};
 
 // ---- scan.cu ----
 

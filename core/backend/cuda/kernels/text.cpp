@@ -39,6 +39,7 @@ constexpr Family kFamilies[] = {
     {"matmul", ""},
     {"attention", "math.h", "attention_tiles.h"},
     {"attention_units", "math.h", "attention_tiles.h"},
+    {"attention_mask", ""},
     {"scan", "math.h"},
     {"sort", ""},
     {"pool", ""},

@@ -17,6 +17,8 @@
 namespace tessera::cuda {
 namespace {
 
+static_assert(kLeastMask == AttentionAttributes::kLeastMask);
+
 using In = std::span<const Tensor>;
 using Out = std::span<const Tensor>;
 
@@ -63,11 +65,28 @@ AttentionCall call_for(const Primitive& prim, const Tensor& q, const Tensor& k, 
   return c;
 }
 
+// The mask as kernels read it, or nothing: bools, or numbers of the type that they compute in.
+Tensor mask_of(const AttentionAttributes& a, In in, const Stream& stream) {
+  if (!a.has_mask) return {};
+  const DType compute = in[0].dtype() == kF64 ? kF64 : kF32;
+  const Tensor& mask = in.back();
+  if (mask.dtype() == kBool || mask.dtype() == compute) return mask;
+  const Tensor wide = empty(mask.shape(), compute, mask.device());
+  convert(mask, wide, stream);
+  return wide;
+}
+void set_mask(AttentionCall& c, const Tensor& mask) {
+  if (!mask.defined()) return;
+  const auto step = [&](int d) { return mask.size(d) == 1 ? 0 : mask.strides()[d]; };
+  c.mask = mask.device_data(), c.mask_is_bool = mask.dtype() == kBool;
+  c.mask_batch = step(0), c.mask_head = step(1), c.mask_query = step(2), c.mask_key = step(3);
+}
+
 void launch_attention(const char* entry, AttentionEntry kind, DType t, AttentionShape shape,
                       int64_t positions, const Tensor& q, const Stream& stream,
                       const AttentionCall& c) {
   if (q.size(0) * q.size(1) == 0 || positions == 0) return;
-  launch(attention_instance(t, shape).name, entry,
+  launch(attention_instance(t, shape, c.mask).name, entry,
          attention_geometry(kind, t, shape, q.size(0) * q.size(1), positions), stream, c);
 }
 
@@ -87,7 +106,7 @@ uint32_t need_dense(In in) {
 
 void plan_forward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
   lie_as_heads(in[0].meta(), out[0]);
-  plan.dense_in = need_dense(in), plan.uncapturable = decomposes(in[0], in[2]);
+  plan.dense_in = need_dense(in.first(3)), plan.uncapturable = decomposes(in[0], in[2]);
 }
 void plan_backward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
   for (size_t i = 0; i < out.size(); ++i) lie_as_heads(in[i + 1].meta(), out[i]);
@@ -99,19 +118,22 @@ void plan_backward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[0], &k = in[1], &v = in[2];
   const auto& a = attributes_of<AttentionAttributes>(prim);
-  if (library_attention(a, q, k, v, out[0], out[1], stream)) return;
+  if (library_attention(a, in, out, stream)) return;
   const std::optional<AttentionShape> shape = shape_for(q, v, stream);
   if (!shape) return run_decomposed(prim, in, out, stream);
+  const Tensor mask = mask_of(a, in, stream);
   AttentionCall c = call_for(prim, q, k, v);
+  set_mask(c, mask);
   c.out = operand(out[0]), c.lse = out[1].device_data();
   c.packs |= packs_of(out[0], kPacksOut);
   launch_attention("forward", AttentionEntry::kForward, q.dtype(), *shape, q.size(2), q, stream, c);
 }
 
-// Operands g, q, k, v, out, lse; results dq, dk, dv.
+// Operands g, q, k, v, out, lse and maybe a mask; results dq, dk, dv.
 void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[1], &k = in[2], &v = in[3];
-  if (library_attention_grad(attributes_of<AttentionAttributes>(prim), in, out, stream)) return;
+  const auto& a = attributes_of<AttentionAttributes>(prim);
+  if (library_attention_grad(a, in, out, stream)) return;
   const std::optional<AttentionShape> shape = shape_for(q, v, stream);
   if (!shape) return run_decomposed(prim, in, out, stream);
   const DType compute = q.dtype() == kF64 ? kF64 : kF32;
@@ -119,7 +141,9 @@ void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream
   const Tensor lse =
       in[5].dtype() == compute ? in[5] : empty(in[5].shape(), compute, stream.device);
   if (!lse.is_same(in[5])) convert(in[5], lse, stream);
+  const Tensor mask = mask_of(a, in, stream);
   AttentionCall c = call_for(prim, q, k, v);
+  set_mask(c, mask);
   c.g = operand(in[0]), c.out = operand(in[4]), c.lse = lse.device_data();
   c.dq = operand(out[0]), c.dk = operand(out[1]), c.dv = operand(out[2]);
   c.delta = delta.device_data();

@@ -1,12 +1,17 @@
 #include "core/backend/cuda/ops/graphs.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <type_traits>
 
 #include "core/backend/cuda/cudnn/plans.h"
+#include "core/backend/cuda/kernels/attention.h"
+#include "core/backend/cuda/kernels/walk.h"
+#include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/windows.h"
 #include "core/base/deterministic.h"
@@ -146,8 +151,10 @@ dnn::HeadStrides strides_of_heads(const Tensor& t) {
   return {s[0], s[1], s[2]};
 }
 
-dnn::AttentionProblem problem_of(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
-                                 const Tensor& v, const Tensor& out, bool gradient) {
+// `in` has q, k and v, and ends with the mask where there is one.
+dnn::AttentionProblem problem_of(const AttentionAttributes& a, std::span<const Tensor> in,
+                                 const Tensor& out, bool gradient) {
+  const Tensor &q = in[0], &k = in[1], &v = in[2];
   dnn::AttentionProblem p;
   p.type = dnn_type(q.dtype()), p.causal = a.causal, p.gradient = gradient;
   p.one_sum = gradient && deterministic_algorithms();
@@ -155,8 +162,42 @@ dnn::AttentionProblem problem_of(const AttentionAttributes& a, const Tensor& q, 
   p.width = q.size(3), p.value_width = v.size(3), p.scale = a.scale;
   p.q = strides_of_heads(q), p.k = strides_of_heads(k), p.v = strides_of_heads(v);
   p.out = strides_of_heads(out);
+  if (a.has_mask) std::copy_n(in.back().shape().begin(), 4, p.mask);
   return p;
 }
+
+// The mask as the library adds it, and the first key of each of its lines that is attended to.
+struct Bias {
+  Tensor values, first;
+  Bias(const Tensor& mask, DType t, const Stream& stream) {
+    Tensor from = mask;
+    if (mask.dtype() != kBool && mask.dtype() != kF32)
+      from = empty(mask.shape(), kF32, mask.device()), convert(mask, from, stream);
+    values = empty(mask.shape(), kF32, mask.device());
+    const Shape& s = mask.shape();
+    first = empty({s[0], s[1], s[2]}, kI32, mask.device());
+    AttentionBiasCall c{};
+    c.mask = from.device_data(), c.is_bool = from.dtype() == kBool, c.keys = int(s[3]);
+    c.bias = static_cast<float*>(values.device_data());
+    c.first = static_cast<int*>(first.device_data());
+    for (int d = 0; d < 4; ++d) c.steps[d] = from.strides()[d];
+    for (int d = 0; d < 3; ++d) c.extents[d] = unsigned(s[d]);
+    c.lines = countable(first.numel(), "lines of a mask");
+    launch(attention_mask_instance(t).name, "bias", cover(int64_t(c.lines) * 32, 256), stream, c);
+  }
+  // Makes zeros of rows that attend to no key.
+  void blank(const dnn::AttentionProblem& p, const Tensor& out, const Tensor& lse,
+             const Stream& stream) const {
+    AttentionBlankCall c{};
+    c.first = static_cast<const int*>(first.device_data());
+    c.out = {out.device_data(), out.strides()[0], out.strides()[1], out.strides()[2]};
+    c.lse = static_cast<float*>(lse.device_data());
+    for (int d = 0; d < 3; ++d) c.steps[d] = first.size(d) == 1 ? 0 : first.strides()[d];
+    c.rows = lse.numel(), c.heads = int(p.heads), c.queries = int(p.queries);
+    c.keys = int(p.keys), c.width = int(p.value_width), c.causal = p.causal;
+    launch(attention_mask_instance(out.dtype()).name, "blank", cover(c.rows, 256), stream, c);
+  }
+};
 
 bool takes(const CudnnFunctions& f, const dnn::AttentionProblem& p, DType t) {
   const int64_t scores = p.batch * p.heads * p.queries * p.keys;
@@ -170,7 +211,10 @@ bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::B
   const auto describe = [&] {
     return fmt::format("{}attention {} of q [{}, {}, {}, {}] with {} keys, values of {}{}",
                        p.gradient ? "the gradient of " : "", name_of(t), p.batch, p.heads,
-                       p.queries, p.width, p.keys, p.value_width, p.causal ? ", causal" : "");
+                       p.queries, p.width, p.keys, p.value_width,
+                       (p.causal ? ", causal" : "") +
+                           (p.mask[0] ? fmt::format(", with a mask [{}]", fmt::join(p.mask, ", "))
+                                      : std::string()));
   };
   const dnn::Demands demands{.deterministic = deterministic_algorithms()};
   return run_graph({bytes_of(p), demands, make, describe}, bind, stream);
@@ -195,34 +239,40 @@ bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w
   return is_16_bit(x.dtype()) && run_conv(ConvKind::kForward, a, x, w, y, sums, &apart, stream);
 }
 
-bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& out, const Tensor& lse,
-                       const Stream& stream) {
+bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
+                       std::span<const Tensor> results, const Stream& stream) {
   using V = dnn::AttentionValues;
+  const Tensor &out = results[0], &lse = results[1];
+  const DType t = out.dtype();
   const CudnnFunctions* f = graphs_in_use();
-  const dnn::AttentionProblem p = problem_of(a, q, k, v, out, false);
-  if (!f || !takes(*f, p, q.dtype())) return false;
-  Tensor in[3], made;
+  const dnn::AttentionProblem p = problem_of(a, in, out, false);
+  if (!f || !takes(*f, p, t)) return false;
+  Tensor rows[3], made;
+  std::optional<Bias> bias;
   const auto bind = [&] {
-    in[0] = in_rows(q, stream), in[1] = in_rows(k, stream), in[2] = in_rows(v, stream);
+    for (size_t i = 0; i < 3; ++i) rows[i] = in_rows(in[i], stream);
     made = place_for(out);
-    return std::vector<dnn::Binding>{{V::kQ, in[0].device_data()},
-                                     {V::kK, in[1].device_data()},
-                                     {V::kV, in[2].device_data()},
-                                     {V::kOut, made.device_data()},
-                                     {V::kLse, lse.device_data()}};
+    std::vector<dnn::Binding> all{{V::kQ, rows[0].device_data()},
+                                  {V::kK, rows[1].device_data()},
+                                  {V::kV, rows[2].device_data()},
+                                  {V::kOut, made.device_data()},
+                                  {V::kLse, lse.device_data()}};
+    if (a.has_mask) bias.emplace(in.back(), t, stream);
+    if (bias) all.push_back({V::mask(p), bias->values.device_data()});
+    return all;
   };
-  if (!run(p, q.dtype(), bind, stream)) return false;
+  if (!run(p, t, bind, stream)) return false;
   if (!made.is_same(out)) convert(made, out, stream);
+  if (bias) bias->blank(p, out, lse, stream);
   return true;
 }
 
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
                             std::span<const Tensor> results, const Stream& stream) {
   using V = dnn::AttentionValues;
-  const Tensor &q = in[1], &v = in[3];
+  const Tensor& q = in[1];
   const CudnnFunctions* f = graphs_in_use();
-  dnn::AttentionProblem p = problem_of(a, q, in[2], v, in[4], true);
+  dnn::AttentionProblem p = problem_of(a, in.subspan(1), in[4], true);
   p.g = strides_of_heads(in[0]);
   p.dq = strides_of_heads(results[0]), p.dk = strides_of_heads(results[1]);
   p.dv = strides_of_heads(results[2]);
@@ -241,6 +291,7 @@ bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor
     for (size_t i = 0; i < std::size(kResults); ++i) add(kResults[i], place_for(results[i]), made);
     add(V::kRows, empty({p.batch, p.heads, p.queries}, kF32, stream.device), scratch);
     if (!p.one_sum) add(V::kWideDq, empty(q.shape(), kF32, stream.device), scratch);
+    if (a.has_mask) add(V::mask(p), Bias(in.back(), q.dtype(), stream).values, scratch);
     return all;
   };
   if (!run(p, q.dtype(), bind, stream)) return false;

@@ -22,11 +22,11 @@ bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w
                        const Tensor& sum, const Tensor& squares, FunctionRef<void()> apart,
                        const Stream& stream);
 
-/// Enqueues attention of q, k, v to out and the dense lse. Operands are copied, and results too,
-/// where the library does not read and write them as they lie.
-bool library_attention(const AttentionAttributes& a, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& out, const Tensor& lse, const Stream& stream);
-/// Enqueues its gradient: `in` has g, q, k, v, out and lse, `results` dq, dk and dv.
+/// Enqueues attention: `in` has q, k, v and maybe a mask, `results` out and the dense lse. Operands
+/// are copied, and results too, where the library does not read and write them as they lie.
+bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
+                       std::span<const Tensor> results, const Stream& stream);
+/// Enqueues its gradient: `in` has g, q, k, v, out, lse and maybe a mask, `results` dq, dk and dv.
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
                             std::span<const Tensor> results, const Stream& stream);
 
