@@ -109,7 +109,8 @@ Tensor where(Tensor condition, Scalar a, Scalar b) {
 void register_select_ops(OpRegistry& registry) {
   registry.add("cast", [] {
     std::vector<Sample> s;
-    for (DType t : kAllDTypes)
+    // Sweeps compute with results, so that storage formats have tests of their own.
+    for (DType t : kComputedDTypes)
       s.push_back({cast_primitive(t), {sample_values({3, 4}, 0.3, 2, 1)}, t == kF64});
     s.push_back({cast_primitive(kF64), {cast(sample_values({3, 4}, -2, 2, 1), kF32)}, false});
     return s;

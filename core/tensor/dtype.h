@@ -47,7 +47,7 @@ constexpr DType promote(DType a, DType b) {
   return low == kF16 && high == kBF16 ? kF32 : high;
 }
 
-/// 16-bit floats are storage formats: kernels compute in f32 and round to nearest even.
+/// Kernels compute with 16-bit floats in f32 and round results to nearest even.
 struct BFloat16 {
   uint16_t bits;
 };

@@ -28,13 +28,21 @@ TESSERA_FN float widen(F16 x) {
   return from_word((rest >= 0x0f800000u ? special : word(scaled)) | sign);
 }
 
+// Denormals become the last bits of a number that is then subtracted: a product with a denormal, as
+// for f16, would be slow, and these formats have many.
 TESSERA_FN float widen(F8E4M3 x) {
-  const unsigned sign = (x.bits & 0x80u) << 24, rest = (x.bits & 0x7fu) << 20;
-  const float scaled = from_word(rest) * from_word(0x7b800000u);  // 2^120; exact, denormals too
-  return from_word((rest == 0x07f00000u ? 0x7fc00000u : word(scaled)) | sign);
+  const unsigned sign = (x.bits & 0x80u) << 24, a = x.bits & 0x7fu;
+  const unsigned small = word(from_word(a | 0x46800000u) - 16384.f);
+  const unsigned finite = a < 8 ? small : (a << 20) + 0x3c000000u;
+  return from_word((a == 0x7fu ? 0x7fc00000u : finite) | sign);
 }
-// The upper half of the f16 of the same value.
-TESSERA_FN float widen(F8E5M2 x) { return widen(F16{static_cast<unsigned short>(x.bits << 8)}); }
+TESSERA_FN float widen(F8E5M2 x) {
+  const unsigned sign = (x.bits & 0x80u) << 24, a = x.bits & 0x7fu;
+  const unsigned small = word(from_word(a | 0x43000000u) - 128.f);
+  const unsigned finite = a < 4 ? small : (a << 21) + 0x38000000u;
+  const unsigned special = a > 0x7cu ? 0x7fc00000u : 0x7f800000u;
+  return from_word((a >= 0x7cu ? special : finite) | sign);
+}
 
 TESSERA_FN BF16 to_bf16(float f) {
   const unsigned x = word(f), rounded = (x + 0x7fffu + ((x >> 16) & 1)) >> 16;

@@ -234,7 +234,7 @@ TEST(SweepTraits, OpsTakeStorageFormatsOrRefuseThemByName) {
         SCOPED_TRACE(fmt::format("operand {} in {}", i, name_of(t)));
         if (s.prim->traits().may_take_storage()) {
           for (const Tensor& out : run(s.prim, in))
-            EXPECT_TRUE(s.prim->name() == "cast" || out.dtype() == t);
+            EXPECT_TRUE(i > 0 || s.prim->name() == "cast" || out.dtype() == t);
           continue;
         }
         std::string error;

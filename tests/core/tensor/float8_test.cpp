@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "core/autograd/autograd.h"
+#include "core/autograd/transforms.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "core/tensor/element.h"
 #include "core/tensor/tensor.h"
@@ -39,6 +42,7 @@ int nearest(const Format& f, double x) {
   if (std::isnan(x)) return sign | 0x7f;
   const double a = std::abs(x),
                beyond = 2 * value_of(f, f.first_special - 1) - value_of(f, f.first_special - 2);
+  if (a >= beyond) return sign | f.first_special;
   int best = 0;
   for (int code = 0; code <= f.first_special; ++code) {
     const double v = code == f.first_special ? beyond : value_of(f, code),
@@ -46,7 +50,7 @@ int nearest(const Format& f, double x) {
     if (std::abs(v - a) < std::abs(b - a) || (std::abs(v - a) == std::abs(b - a) && code % 2 == 0))
       best = code;
   }
-  return sign | (std::isinf(a) ? f.first_special : best);
+  return sign | best;
 }
 
 float widened(DType t, int code) {
@@ -164,20 +168,30 @@ TEST(Float8, OpsRefuseIt) {
   const Tensor x = zeros({2}, {.dtype = kF8E4M3}), y = zeros({2}),
                z = zeros({2}, {.dtype = kF8E5M2});
   const std::string remedy = "f8e4m3 is a storage format, convert it by .to(kF32) first";
-  EXPECT_EQ(error_of([&] { add(x, x); }), "add: an operand is f8e4m3[2]; " + remedy);
-  EXPECT_EQ(error_of([&] { mul(y, x); }), "mul: an operand is f8e4m3[2]; " + remedy);
-  EXPECT_EQ(error_of([&] { exp(x); }), "exp: an operand is f8e4m3[2]; " + remedy);
-  EXPECT_EQ(error_of([&] { x * 2; }), "mul: an operand is f8e4m3[2]; " + remedy);
+  EXPECT_EQ(error_of([&] { add(x, x); }), "add: an operand is f8e4m3[2] cpu; " + remedy);
+  EXPECT_EQ(error_of([&] { mul(y, x); }), "mul: an operand is f8e4m3[2] cpu; " + remedy);
+  EXPECT_EQ(error_of([&] { exp(x); }), "exp: an operand is f8e4m3[2] cpu; " + remedy);
+  EXPECT_EQ(error_of([&] { x * 2; }), "mul: an operand is f8e4m3[2] cpu; " + remedy);
+  EXPECT_EQ(error_of([&] { mul_(zeros({2}, {.dtype = kF8E4M3}), 2.0); }),
+            "mul: an operand is f8e4m3[2] cpu; " + remedy);
   EXPECT_NE(error_of([&] { result_type(x, z); }), "");
   EXPECT_EQ(error_of([&] { promote(kF32, kF8E4M3); }),
             "promote: f32 and f8e4m3 have no common dtype; " + remedy);
   EXPECT_NE(error_of([&] { arange(0, 4, 1, {.dtype = kF8E4M3}); }).find("arange: asked for f8e4m3"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { rand({4}, {.dtype = kF8E4M3}); }).find("rand: asked for f8e4m3"),
             std::string::npos);
   EXPECT_NE(error_of([&] {
               Tensor sum = zeros({2});
               sum += x;
             }),
             "");
+}
+
+TEST(Float8, IsConvertedSampleBySample) {
+  const Tensor x = tensor({{1, 2.6}, {-3, 500}});
+  const Tensor y = vmap([](const Tensor& row) { return row.to(kF8E4M3); })(x);
+  EXPECT_EQ(to_string(y), to_string(x.to(kF8E4M3)));
 }
 
 TEST(Float8, HasNoGradients) {
