@@ -59,8 +59,10 @@ class Builder {
     if (plan_.reduces)
       TESSERA_CHECK(reducible(c_.op, plan_.dtype), "{}: no {} of {}; {}", name_, name_of(c_.op),
                     name_of(plan_.dtype),
-                    c_.op == ReduceOp::kAvg ? "use sum, or a floating dtype"
-                                            : "bitwise operators need an integer dtype");
+                    is_storage_only(plan_.dtype)
+                        ? "it is a storage format, convert it by .to(kF32) first"
+                    : c_.op == ReduceOp::kAvg ? "use sum, or a floating dtype"
+                                              : "bitwise operators need an integer dtype");
     CallRecord& r = plan_.record;
     r.kind = c_.kind;
     r.op = plan_.reduces ? c_.op : ReduceOp::kSum;

@@ -37,6 +37,7 @@ ReduceOp of_bool(ReduceOp op) {
 }  // namespace
 
 bool reducible(ReduceOp op, DType dtype) {
+  if (is_storage_only(dtype)) return false;
   if (op == ReduceOp::kAvg) return is_floating(dtype);
   return op < ReduceOp::kBitAnd || is_integral(dtype);
 }
@@ -50,7 +51,7 @@ void reduce_tree(ReduceOp op, DType dtype, std::span<void* const> to,
                  std::span<const void* const> sources, int64_t count, int terms) {
   TESSERA_ASSERT(reducible(op, dtype) && !sources.empty() && !to.empty(), "{} of {}", name_of(op),
                  name_of(dtype));
-  static_assert(kNumReduceOps == 8 && kNumDTypes == 8 && int(DType::kU8) == 1);
+  static_assert(kNumReduceOps == 8 && int(DType::kU8) == 1 && std::size(kComputedDTypes) == 8);
   const bool is_bool = dtype == DType::kBool;
   int row = int(is_bool ? of_bool(op) : op), column = is_bool ? 0 : int(dtype) - 1;
   meet("trees.block", count);

@@ -197,7 +197,7 @@ void State::before_forward(size_t group, Inputs in) {
   Group& g = groups_[group];
   if (g.is_root && options_.precision.param)
     for (Tensor& t : in)
-      if (t.defined() && is_floating(t.dtype())) t = cast(t, *options_.precision.param);
+      if (t.defined() && is_differentiable(t.dtype())) t = cast(t, *options_.precision.param);
   if (recomputation::running_again()) {  // in backward, where the weights are or will soon be
     gather(g);
     put_into_slots(g, &Param::full);

@@ -29,7 +29,7 @@ RunningStatistics::RunningStatistics(nn::Module& model, std::vector<Ref<ProcessG
   for (const nn::Slot& s : model.slots()) {
     if (!s.is_buffer || !s.persistent || std::ranges::count(seen, s.tensor->impl())) continue;
     seen.push_back(s.tensor->impl());
-    if (is_floating(s.tensor->dtype()))
+    if (is_differentiable(s.tensor->dtype()))
       means_.push_back({.slot = s.tensor});
     else
       counts_.push_back(s.tensor);

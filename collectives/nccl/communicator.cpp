@@ -23,6 +23,8 @@ constexpr std::chrono::seconds kCloseTime{5};
 DataType type_of(DType t) {
   switch (t) {
     case DType::kBool:
+    case DType::kF8E4M3:  // moved, never reduced
+    case DType::kF8E5M2:
     case DType::kU8: return DataType::kUint8;
     case DType::kI32: return DataType::kInt32;
     case DType::kI64: return DataType::kInt64;

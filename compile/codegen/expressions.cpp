@@ -73,6 +73,8 @@ std::string rounded(DType t, const std::string& text) {
   switch (t) {
     case kBF16: return fmt::format("as_bf16({})", text);
     case kF16: return fmt::format("as_f16({})", text);
+    case kF8E4M3: return fmt::format("as_f8e4m3({})", text);
+    case kF8E5M2: return fmt::format("as_f8e5m2({})", text);
     case kI32: return fmt::format("as_i32({})", text);
     case kU8: return fmt::format("as_u8({})", text);
     case kBool: return fmt::format("({}) != 0", text);
@@ -84,8 +86,8 @@ std::string register_type(DType t) {
   return t == kBool ? "bool" : is_integral(t) ? "long" : t == kF64 ? "double" : "float";
 }
 std::string memory_type(DType t) {
-  constexpr const char* names[] = {"bool", "unsigned char", "int",   "long",
-                                   "F16",  "BF16",          "float", "double"};
+  constexpr const char* names[] = {"bool", "unsigned char", "int",    "long",   "F16",
+                                   "BF16", "float",         "double", "F8E4M3", "F8E5M2"};
   return names[int(t)];
 }
 std::string reduction_type(ReduceKind kind) {
@@ -95,11 +97,13 @@ std::string reduction_type(ReduceKind kind) {
 
 std::string loaded(DType t, const std::string& memory) {
   if (t == kBool) return fmt::format("{} != 0", memory);
-  return t == kF16 || t == kBF16 ? fmt::format("widen({})", memory) : memory;
+  return is_floating(t) && size_of(t) <= 2 ? fmt::format("widen({})", memory) : memory;
 }
 std::string stored(DType t, const std::string& value) {
   switch (t) {
     case kF16: return fmt::format("to_f16({})", value);
+    case kF8E4M3: return fmt::format("to_f8e4m3({})", value);
+    case kF8E5M2: return fmt::format("to_f8e5m2({})", value);
     case kBF16: return fmt::format("to_bf16({})", value);
     case kI32: return fmt::format("int({})", value);
     case kU8: return fmt::format("static_cast<unsigned char>({})", value);
@@ -118,6 +122,8 @@ std::string converted(DType from, DType to, const std::string& value) {
                                : fmt::format("as_i32(long({}))", value);
     case kI64: return fmt::format("long({})", value);
     case kF16: return fmt::format("as_f16({})", number);
+    case kF8E4M3: return fmt::format("as_f8e4m3({})", number);
+    case kF8E5M2: return fmt::format("as_f8e5m2({})", number);
     case kBF16: return fmt::format("as_bf16({})", number);
     case kF32:
     case kF64: return number;

@@ -10,7 +10,8 @@ namespace tessera::compiler {
 namespace {
 
 // The op takes as many operands as its body has, maybe none.
-const OpInfo kFused{"fused", {OpKind::kOther, Precision::kAsGiven, 0}};
+const OpInfo kFused{
+    "fused", {.kind = OpKind::kOther, .precision = Precision::kAsGiven, .takes_storage = true}};
 
 // A plan cannot say which result may lie over which operand: either every result may lie over every
 // operand of its layout, or none may.

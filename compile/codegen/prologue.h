@@ -8,6 +8,8 @@ using namespace fn;
 
 TESSERA_FN float as_bf16(float x) { return widen(to_bf16(x)); }
 TESSERA_FN float as_f16(float x) { return widen(to_f16(x)); }
+TESSERA_FN float as_f8e4m3(float x) { return widen(to_f8e4m3(x)); }
+TESSERA_FN float as_f8e5m2(float x) { return widen(to_f8e5m2(x)); }
 TESSERA_FN long as_i32(long x) { return static_cast<int>(x); }
 TESSERA_FN long as_u8(long x) { return static_cast<unsigned char>(x); }
 /// Integers have no -0, but GCC 12 turns float(long(x)) into trunc(x), which keeps the sign of

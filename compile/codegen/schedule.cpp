@@ -347,7 +347,7 @@ class Scheduler {
     if (s_.at(id).place != Place::kElement || s_.at(id).reduce != ReduceAs::kNone ||
         s_.at(id).buffered)
       return 0;
-    int total = 1 + (i.dtype == kBF16 ? 3 : i.dtype == kF16 ? 6 : 0);
+    int total = 1 + (i.dtype == kBF16 ? 3 : i.dtype == kF16 || is_storage_only(i.dtype) ? 6 : 0);
     if (i.kind == InstrKind::kLoad && s_.body.operands[size_t(i.operand)].strides.back() > 1)
       total += 4;
     if (i.kind == InstrKind::kLoad && size_of(i.dtype) == 1) total += 3;  // as wide as floats

@@ -385,7 +385,7 @@ bool assign_recorded(std::span<const Tensor> dst, const PrimRef& prim, Inputs in
                   "assign_: to and from sharded tensors it is not recorded, {} is one; make a new "
                   "tensor (where, cat, stack or index_put), or detach() what is recorded",
                   describe(value));
-    const bool floats = is_floating(d.dtype()) && d.numel() > 0;
+    const bool floats = is_differentiable(d.dtype()) && d.numel() > 0;
     Assigned* a = floats ? &history_of(d) : nullptr;
     Context& c = context();
     (c.backend ? *c.backend : eager_backend())

@@ -109,7 +109,7 @@ void cast_operands(Precision precision, Inputs in) {
     case Precision::kLow:
       if (std::ranges::none_of(in, is_precise))
         for (Tensor& t : in)
-          if (is_floating(t.dtype()) && t.dtype() != low) t = lowered(t, low);
+          if (is_differentiable(t.dtype()) && t.dtype() != low) t = lowered(t, low);
       return;
     case Precision::kWide:
       for (Tensor& t : in)

@@ -237,7 +237,7 @@ Tensors none(const Call& c) {
     m.shape.insert(0, 0);
     Tensor r = empty(m.shape, m.dtype, m.device);
     for (const Tensor& t : c.in)
-      if (is_floating(m.dtype) && asks_at_any_level(t, bit(Layer::kAutograd)))
+      if (is_differentiable(m.dtype) && asks_at_any_level(t, bit(Layer::kAutograd)))
         r = r + cast(sum(t), m.dtype);
     results.push_back(std::move(r));
   }

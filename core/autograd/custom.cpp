@@ -103,7 +103,7 @@ void attach(std::string_view name, std::span<const Tensor> in, Tensors& out, con
   for (const Tensor& t : at_level) node->add_input(grad_meta(t));
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = without_history(out[i]);  // forward may have returned an input itself
-    if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
+    if (is_differentiable(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
   }
 }
 

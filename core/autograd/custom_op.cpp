@@ -51,7 +51,7 @@ class CustomPrimitive : public Primitive {
     TESSERA_CHECK(grads.size() == v.in.size(), "{}: vjp returned {} gradients for {} operands",
                   name(), grads.size(), v.in.size());
     for (size_t i = 0; i < grads.size(); ++i)
-      grads[i] = v.wants(int(i)) && is_floating(v.in[i].dtype())
+      grads[i] = v.wants(int(i)) && is_differentiable(v.in[i].dtype())
                      ? detail::fit_gradient(name(), i, std::move(grads[i]), v.in[i])
                      : Tensor();
     return grads;

@@ -278,7 +278,7 @@ class Backward {
 // separate gradients.
 Tensor alias(const Tensor& t) {
   static const PrimRef prim = copy_primitive();
-  if (!is_floating(t.dtype())) return t;
+  if (!is_differentiable(t.dtype())) return t;
   if (t.requires_grad() && grad_enabled()) return dispatch1(prim, operands(Tensor(t)));
   return without_history(t).requires_grad_();
 }
@@ -319,9 +319,9 @@ Tensors vjp_by_decomposition(const Primitive& prim, const VjpArgs& args) {
   bool create_graph = grad_enabled();
   Tensors in, watched, roots, cots, result;
   for (const Tensor& t : args.in)
-    in.push_back(create_graph             ? alias(t)
-                 : is_floating(t.dtype()) ? without_history(t).requires_grad_()
-                                          : t);
+    in.push_back(create_graph                   ? alias(t)
+                 : is_differentiable(t.dtype()) ? without_history(t).requires_grad_()
+                                                : t);
   {
     EnableGrad on;
     Tensors out = prim.decompose(in);
@@ -387,7 +387,8 @@ Tensor& Tensor::requires_grad_(bool on) {
   bring_up_to_date({this, 1});
   GradMeta* meta = grad_meta(*this);
   if (on && !meta) {
-    TESSERA_CHECK(is_floating(dtype()), "requires_grad_: {} is not a float tensor",
+    TESSERA_CHECK(is_differentiable(dtype()),
+                  "requires_grad_: {} has no gradients; floats of 16 bits and more have",
                   describe(*this));
     TESSERA_CHECK(!impl()->inference,
                   "requires_grad_: {} was made in inference mode; clone it outside",

@@ -120,7 +120,7 @@ Ref<PrimitiveNode> begin_node(const PrimRef& prim, std::span<const Tensor> in) {
 void finish_node(const Ref<PrimitiveNode>& node, std::span<const Tensor> out) {
   node->save_outputs(out);
   for (size_t i = 0; i < out.size(); ++i)
-    if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
+    if (is_differentiable(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
 }
 
 // Makes operands tensors of the current level, inside a function transform. False when none of them

@@ -15,7 +15,9 @@ Tensor plain(const Level& level, const Tensor& t) {
   return level.inner(t, batched);
 }
 
-bool is_differentiable(const Tensor& t) { return t.defined() && is_floating(t.dtype()); }
+bool is_differentiable(const Tensor& t) {
+  return t.defined() && tessera::is_differentiable(t.dtype());
+}
 
 // Makes the wanted floats of `args` leaves of the level, which are returned; others are undefined.
 List make_leaves(Level& level, List& args, const std::vector<bool>& wanted) {
@@ -123,7 +125,7 @@ ValueAndGrad value_and_grad_of(Function f, std::span<const Tensor> in,
     for (Tensor& t : out)
       if (t.defined()) t = level->adopt(t);
     TESSERA_CHECK(!out.empty() && out[0].defined(), "grad: the function returned no tensor");
-    TESSERA_CHECK_AS(ShapeError, out[0].numel() == 1 && is_floating(out[0].dtype()),
+    TESSERA_CHECK_AS(ShapeError, out[0].numel() == 1 && is_differentiable(out[0]),
                      "grad: the function returned {}; it must return one float element. Reduce it "
                      "(sum, mean), or use vjp or jacrev",
                      describe(out[0]));
@@ -224,10 +226,10 @@ List jacobians(Mode mode, Function f, std::span<const Tensor> in, const std::vec
                 "{}: the function returned {} tensors; it must return one, of floats", name,
                 primal.results().size());
   const Tensor y = primal.results()[0];
-  TESSERA_CHECK(is_floating(y.dtype()), "{}: the function returned {}; it must return floats", name,
+  TESSERA_CHECK(is_differentiable(y), "{}: the function returned {}; it must return floats", name,
                 describe(y));
   for (size_t i = 0; i < in.size(); ++i)
-    TESSERA_CHECK(!wanted[i] || is_floating(in[i].dtype()),
+    TESSERA_CHECK(!wanted[i] || is_differentiable(in[i]),
                   "{}: input {} is {}; derivatives are by floats", name, i, describe(in[i]));
   auto pull = [&](std::span<const Tensor> u) { return primal.pullback(u); };
   auto shape_by = [&](const Tensor& x) {

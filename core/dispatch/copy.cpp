@@ -15,9 +15,12 @@ namespace {
 
 class Copy final : public Primitive {
  public:
-  static inline const OpInfo kOp{
-      "copy",
-      {.kind = OpKind::kOther, .precision = Precision::kAsGiven, .operands = 1, .plain = true}};
+  static inline const OpInfo kOp{"copy",
+                                 {.kind = OpKind::kOther,
+                                  .precision = Precision::kAsGiven,
+                                  .operands = 1,
+                                  .plain = true,
+                                  .takes_storage = true}};
   Copy() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
@@ -83,9 +86,12 @@ bool fills_its_memory(const Tensor& t) {
 
 class Transfer final : public PrimitiveOf<Transfer, TransferAttributes> {
  public:
-  static inline const OpInfo kOp{
-      "transfer",
-      {.kind = OpKind::kOther, .precision = Precision::kAsGiven, .operands = 1, .plain = true}};
+  static inline const OpInfo kOp{"transfer",
+                                 {.kind = OpKind::kOther,
+                                  .precision = Precision::kAsGiven,
+                                  .operands = 1,
+                                  .plain = true,
+                                  .takes_storage = true}};
   using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, device)};

@@ -31,6 +31,15 @@ void refuse_left_behind(const Primitive& prim, std::span<const Tensor> in) {
                     prim.name(), describe(t));
 }
 
+// Kernels have no arithmetic on storage formats, and some choose their code by an element's size.
+void refuse_storage(const Primitive& prim, std::span<const Tensor> in) {
+  for (const Tensor& t : in)
+    if (is_storage_only(t.dtype())) [[unlikely]]
+      TESSERA_CHECK(prim.traits().may_take_storage(),
+                    "{}: an operand is {}; {} is a storage format, convert it by .to(kF32) first",
+                    prim.name(), describe(t), name_of(t.dtype()));
+}
+
 // The operands that the op takes in one dtype, where their dtypes differ; empty where nothing is to
 // be promoted.
 Inputs to_promote(Promotion which, Inputs in) {
@@ -46,6 +55,7 @@ Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
   if (allowed == kAllLayers) [[likely]] {
     bring_up_to_date(in);
     notify(events::HandlesRead{in}, c.observer);
+    refuse_storage(*prim, in);
   }
   // Promotion comes after autocast and above autograd, so its casts are recorded.
   const Promotion which = prim->traits().promotion;
@@ -112,6 +122,7 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
   Context& c = of_thread();
   LayerMask asked = 0;
   bring_up_to_date(dst), bring_up_to_date(in);
+  refuse_storage(*prim, in);
   for (const Tensor& t : in) asked |= t.layers();
   for (const Tensor& d : dst) {
     asked |= d.layers();

@@ -10,8 +10,8 @@ namespace tessera::io {
 namespace {
 
 constexpr const char* kDamaged = "the file is damaged or was written wrongly, get it again";
-constexpr std::string_view kDTypeNames[] = {"BOOL", "U8",   "I32", "I64",
-                                            "F16",  "BF16", "F32", "F64"};
+constexpr std::string_view kDTypeNames[] = {"BOOL", "U8",  "I32", "I64",     "F16",
+                                            "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"};
 
 // Builds the header from parser events; a small state machine, as the grammar has three fixed
 // levels.
@@ -55,7 +55,7 @@ class HeaderEvents final : public JsonEvents {
       if (!parse_safetensors_dtype(s, &entry_.dtype))
         throw UserError(
             fmt::format("{}: tensor {} has dtype {}; supported are BOOL U8 I32 I64 F16 BF16 F32 "
-                        "F64, convert it",
+                        "F64 F8_E4M3 F8_E5M2, convert it",
                         where_, quote(name_), quote(s)));
     } else {
       wrong("a string");

@@ -174,7 +174,7 @@ void Module::check_name(const std::string& name, const char* who) const {
 
 void Module::register_parameter(std::string name, Tensor& slot, Tensor value) {
   check_name(name, "register_parameter");
-  if (value.defined() && is_floating(value.dtype())) {
+  if (value.defined() && is_differentiable(value.dtype())) {
     value.requires_grad_();
     TESSERA_CHECK(!grad_meta(value)->producer,
                   "register_parameter: \"{}\" of a {} is the result of an op, so no optimizer can "
@@ -363,9 +363,10 @@ void check_movable(const NamedTensor& t) {
 }  // namespace
 
 Module& Module::to(DType dtype) {
-  TESSERA_CHECK(is_floating(dtype), "to: a module takes float dtypes, not {}", name_of(dtype));
+  TESSERA_CHECK(is_differentiable(dtype), "to: a module takes floats of 16 bits and more, not {}",
+                name_of(dtype));
   for (NamedTensor& t : distinct(true, true, false)) {
-    if (!is_floating(t.tensor.dtype()) || t.tensor.dtype() == dtype) continue;
+    if (!is_differentiable(t.tensor.dtype()) || t.tensor.dtype() == dtype) continue;
     check_movable(t);
     NoGrad off;
     Tensor cast_to = t.tensor.to(dtype).detach();

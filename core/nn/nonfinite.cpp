@@ -42,7 +42,7 @@ NonFiniteSearch::NonFiniteSearch(bool (*communicates)(const Primitive&))
 NonFiniteSearch::Seen NonFiniteSearch::look(std::span<const Tensor> tensors) {
   Seen seen;
   for (const Tensor& given : tensors) {
-    if (!is_floating(given.dtype()) || !given.storage() || given.device().is_meta()) continue;
+    if (!is_differentiable(given.dtype()) || !given.storage() || given.device().is_meta()) continue;
     if (given.device().is_cpu()) given.storage()->wait_ready();
     const Tensor t = on_host(given.is_contiguous() ? given : dense_copy(given));
     const void* values = t.raw_values();

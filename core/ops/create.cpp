@@ -39,7 +39,13 @@ class Arange final : public PrimitiveOf<Arange, ArangeAttributes> {
  public:
   static inline const OpInfo kOp{"arange", {OpKind::kFill, Precision::kAsGiven, 0}};
   using PrimitiveOf::PrimitiveOf;
-  Metas infer(MetaSpan) const override { return {Meta::contiguous({count}, dtype, device)}; }
+  Metas infer(MetaSpan) const override {
+    TESSERA_CHECK(
+        !is_storage_only(dtype),
+        "arange: asked for {}, a storage format; create it in f32 and convert it by .to()",
+        name_of(dtype));
+    return {Meta::contiguous({count}, dtype, device)};
+  }
   AxisMap axes(MetaSpan) const override { return created_axes({count}); }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
     Range r = range_of(map.out[0][0], loops);

@@ -33,6 +33,9 @@ class Random final : public PrimitiveOf<Random, RandomAttributes> {
         in[0]->device == device || in[0]->device.is_meta(),
         "{}: the key is on {} and the result is to be on {}; move the key there with to()", name(),
         to_string(in[0]->device), to_string(device));
+    TESSERA_CHECK(!is_storage_only(dtype),
+                  "{}: asked for {}, a storage format; draw in f32 and convert it by .to()", name(),
+                  name_of(dtype));
     return {Meta::contiguous(shape, dtype, device)};
   }
   AxisMap axes(MetaSpan) const override {

@@ -57,6 +57,12 @@ struct OpTraits {
   bool shows_all = false;     // kView: the one result shows every element of operand 0
   bool plain = false;         // arithmetic or a copy: names of fused kernels leave it out
   Promotion promotion = Promotion::kNone;
+  bool takes_storage = false;  // takes storage formats (core/tensor/dtype.h), as its kind does not
+
+  /// Dispatch refuses operands in a storage format where this is false.
+  constexpr bool may_take_storage() const {
+    return takes_storage || kind == OpKind::kView || kind == OpKind::kCollective;
+  }
 };
 
 /// The name and traits of an op, defined once. Throws BugError where the name is taken.

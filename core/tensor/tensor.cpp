@@ -114,6 +114,8 @@ template Tensor from_values(std::span<const int64_t>, const Shape&);
 template Tensor from_values(std::span<const int32_t>, const Shape&);
 template Tensor from_values(std::span<const uint8_t>, const Shape&);
 template Tensor from_values(std::span<const bool>, const Shape&);
+template Tensor from_values(std::span<const Float8E4M3>, const Shape&);
+template Tensor from_values(std::span<const Float8E5M2>, const Shape&);
 
 std::string describe(const Tensor& t) {
   if (!t.defined()) return "undefined";

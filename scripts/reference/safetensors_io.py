@@ -19,6 +19,8 @@ DTYPE_NAMES = {
     torch.bfloat16: "BF16",
     torch.float32: "F32",
     torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
 }
 
 

@@ -266,6 +266,9 @@ TEST(Loopback, ArgumentsThatCannotWorkAreRefusedAlone) {
     Tensor t = empty({3}), ints = empty({3}, kI32);
     EXPECT_THROW(g.all_reduce(ints, ReduceOp::kAvg), UserError);
     EXPECT_THROW(g.all_reduce(t, ReduceOp::kBitOr), UserError);
+    expect_contains(
+        error_of([&] { g.all_reduce(empty({3}, kF8E4M3)); }),
+        "all_reduce: no sum of f8e4m3; it is a storage format, convert it by .to(kF32)");
     EXPECT_THROW(g.broadcast(t, 2), UserError);
     EXPECT_THROW(g.all_gather(t, t), ShapeError);
     expect_contains(error_of([&] { g.all_gather(empty({8}), t); }),

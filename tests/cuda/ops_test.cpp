@@ -64,6 +64,31 @@ void expect_bits(const Tensor& got, const Tensor& want) {
     }
 }
 
+// Every code of the 8-bit floats to every dtype, and every 16-bit float to them, dense and strided.
+TEST_F(CudaOps, ConversionsOfStorageFormats) {
+  const Device card = device_of(0);
+  const Tensor bytes = arange(0, 256).to(kU8);
+  Tensor numbers = empty({1 << 16}, kBF16);
+  for (int i = 0; i < 1 << 16; ++i) static_cast<uint16_t*>(numbers.raw())[i] = uint16_t(i);
+  for (DType t : {kF8E4M3, kF8E5M2}) {
+    Tensor codes = empty({256}, t);
+    std::memcpy(codes.raw(), bytes.raw(), 256);
+    const Tensor table = codes.reshape({16, 16}), turned = transpose(table.to(card), 0, 1);
+    EXPECT_EQ(turned.dtype(), t);
+    for (DType to : kAllDTypes) {
+      SCOPED_TRACE(fmt::format("{} {}", name_of(t), name_of(to)));
+      // What integer a NaN becomes is not said.
+      const Tensor from = is_integral(to) && to != kBool ? slice(codes, 0, 0, 100) : codes;
+      expect_bits(cast(from.to(card), to).cpu(), cast(from, to));
+      if (is_floating(to)) expect_bits(cast(turned, to).cpu(), cast(transpose(table, 0, 1), to));
+      const Tensor back = is_differentiable(to) ? numbers.to(to) : from.to(to);
+      expect_bits(cast(back.to(card), t).cpu(), cast(back, t));
+    }
+    expect_bits(contiguous(turned).cpu(), contiguous(transpose(table, 0, 1)));
+    expect_bits(full({3}, 2.6, {t, card}).cpu(), full({3}, 2.6, {t}));
+  }
+}
+
 void compare(const Sample& s, const List& in, Device card) {
   List want;
   try {

@@ -1,5 +1,5 @@
-// Rows of elements converted between dtypes; 16-bit floats round to nearest even, floats to
-// integers truncate.
+// Rows of elements converted between dtypes; floats of 16 and 8 bits round to nearest even, floats
+// to integers truncate.
 #pragma once
 #include <cstdint>
 

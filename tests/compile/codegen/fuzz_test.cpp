@@ -35,7 +35,12 @@ class RandomBody {
  private:
   uint64_t pick(uint64_t n) { return random_() % n; }
   const Instr& at(InstrId id) const { return builder_.at(id); }
-  InstrId any() { return InstrId(pick(builder_.body.instrs.size())); }
+  InstrId any() {
+    InstrId x;
+    do x = InstrId(pick(builder_.body.instrs.size()));
+    while (is_storage_only(at(x).dtype));  // they are cast and stored only
+    return x;
+  }
 
   // Some order of dims; sometimes with gaps.
   Access layout(LoopMask mask, DType dtype) {
@@ -53,9 +58,12 @@ class RandomBody {
   void note(InstrId, bool inexact) { inexact_.push_back(inexact); }
 
   void add_load() {
-    constexpr DType dtypes[] = {kF32, kF32, kF32, kF32, kBF16, kF16, kF64, kI64, kI32, kU8, kBool};
+    constexpr DType dtypes[] = {kF32, kF32, kF32, kF32,  kBF16,   kF16,   kF64,
+                                kI64, kI32, kU8,  kBool, kF8E4M3, kF8E5M2};
     LoopMask mask = pick(2) ? full_ : LoopMask(pick(full_ + 1));
-    note(builder_.load(layout(mask, dtypes[pick(11)])), false);
+    const InstrId x = builder_.load(layout(mask, dtypes[pick(std::size(dtypes))]));
+    note(x, false);
+    if (is_storage_only(at(x).dtype)) note(builder_.cast(x, pick(4) ? kF32 : kBF16), false);
   }
   void add_instr() {
     switch (pick(10)) {
@@ -70,12 +78,19 @@ class RandomBody {
   void add_cast() {
     InstrId x = any();
     DType to = kAllDTypes[pick(kNumDTypes)], from = at(x).dtype;
+    // The order of a sum may decide to which of two values that are far apart it is rounded.
+    if (is_storage_only(to) && inexact_[size_t(x)]) return;
     // The integer that a float beyond the integers becomes is unspecified; so is on which side of 1
     // a sum is.
     const bool bounded = at(x).kind == InstrKind::kLoad;
     if (to == from || (is_integral(to) && is_floating(from) && (!bounded || inexact_[size_t(x)])))
       return;
     note(builder_.cast(x, to), inexact_[size_t(x)]);
+    if (is_storage_only(to)) {
+      const InstrId stored = InstrId(builder_.body.instrs.size()) - 1;
+      if (pick(2)) builder_.store(stored, layout(at(stored).loops, to));
+      note(builder_.cast(stored, kF32), false);
+    }
   }
   void add_reduce() {
     InstrId x = any();

@@ -45,6 +45,19 @@ std::string body_of(const Graph& g) {
   return "";
 }
 
+// A quantising conversion is one pass over memory, and so is the way back.
+TEST(Fuse, ConversionsToStorageFormatsAreEdgesOfKernels) {
+  for (DType t : {kF8E4M3, kF8E5M2}) {
+    const std::vector<Tensor> in = {cast(ramp({6, 50}), kF32), full({}, 3.0, {kF32})};
+    Graph g = fused(in, [&]() -> Tensors { return {clamp(in[0] * in[1], -448.0, 448.0).to(t)}; });
+    EXPECT_EQ(kernels(g), "[clamp]");
+    EXPECT_NE(body_of(g).find(name_of(t)), std::string::npos) << body_of(g);
+    const std::vector<Tensor> stored = {in[0].to(t), in[1]};
+    g = fused(stored, [&]() -> Tensors { return {exp(stored[0].to(kF32) * stored[1])}; });
+    EXPECT_EQ(kernels(g), "[exp]");
+  }
+}
+
 TEST(Fuse, KernelsAtTheirLimits) {
   const auto kernels_of = [](const Graph& g) {
     return std::ranges::count_if(g.nodes, [](const Node& n) { return n.role == Role::kCompute; });

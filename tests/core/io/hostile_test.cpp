@@ -95,7 +95,7 @@ TEST_F(Hostile, Layout) {
   refused_with(with_header("{\"a\":" + entry("F32", "2", "8,0") + "}", 8), "before it begins");
   refused_with(with_header("{\"a\":" + entry("F32", "2", "0,8,8") + "}", 8), "3 data_offsets");
   refused_with(with_header("{\"a\":" + entry("F32", "2", "0") + "}", 8), "1 data_offsets");
-  refused_with(with_header("{\"a\":" + entry("F8_E4M3", "2", "0,2") + "}", 2),
+  refused_with(with_header("{\"a\":" + entry("F8_E8M0", "2", "0,2") + "}", 2),
                "supported are BOOL");
   refused_with(with_header("{\"a\":" + entry("F32", "-2", "0,8") + "}", 8), "negative");
   refused_with(with_header("{\"a\":" + entry("F32", "2.0", "0,8") + "}", 8), "integer");

@@ -223,5 +223,32 @@ TEST(SweepTraits, BoolIsRefusedWhereItIsStated) {
   });
 }
 
+// ---- storage formats
+
+TEST(SweepTraits, OpsTakeStorageFormatsOrRefuseThemByName) {
+  for_each_sample([](const Sample& s) {
+    for (DType t : {kF8E4M3, kF8E5M2})
+      for (size_t i = 0; i < s.in.size(); ++i) {
+        List in = s.in;
+        in[i] = cast(in[i], t);
+        SCOPED_TRACE(fmt::format("operand {} in {}", i, name_of(t)));
+        if (s.prim->traits().may_take_storage()) {
+          for (const Tensor& out : run(s.prim, in))
+            EXPECT_TRUE(i > 0 || s.prim->name() == "cast" || out.dtype() == t);
+          continue;
+        }
+        std::string error;
+        try {
+          run(s.prim, in);
+        } catch (const UserError& e) {
+          error = e.what();
+        }
+        EXPECT_EQ(error, fmt::format("{}: an operand is {}; {} is a storage format, convert it by "
+                                     ".to(kF32) first",
+                                     s.prim->name(), describe(in[i]), name_of(t)));
+      }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::sweep

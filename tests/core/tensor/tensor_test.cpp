@@ -194,8 +194,10 @@ TEST(DType, RoundingToSixteenBitsIsToNearestEven) {
 TEST(DType, ConversionsBetweenAllPairs) {
   for (DType from : kAllDTypes)
     for (DType to : kAllDTypes) {
-      Tensor x = cast(from_values<double>({0, 1, 2, 100}, {4}), from), y = cast(x, to),
-             strided = cast(slice(cat(std::vector<Tensor>{x, x}), 0, 0, 8, 2), to);
+      Tensor x = cast(from_values<double>({0, 1, 2, 96}, {4}), from), y = cast(x, to);
+      Tensor twice = empty({4, 2}, from);
+      twice.select(1, 0) = x;
+      const Tensor strided = cast(twice.select(1, 0), to);
       for (int64_t i = 0; i < 4; ++i) {
         double v = read_real(static_cast<char*>(x.raw()) + i * int64_t(size_of(from)), from);
         double want = to == kBool ? v != 0 : v;

@@ -9,7 +9,7 @@
 namespace tessera::cpu {
 namespace {
 
-using fn::BF16, fn::F16, fn::widen;
+using fn::BF16, fn::F16, fn::F8E4M3, fn::F8E5M2, fn::widen;
 
 template <class T>
 inline T widen(T x) {
@@ -50,6 +50,20 @@ struct Narrow<F16> {
     return fn::to_f16(float(x));
   }
 };
+template <>
+struct Narrow<F8E4M3> {
+  template <class F>
+  static F8E4M3 from(F x) {
+    return fn::to_f8e4m3(float(x));
+  }
+};
+template <>
+struct Narrow<F8E5M2> {
+  template <class F>
+  static F8E5M2 from(F x) {
+    return fn::to_f8e5m2(float(x));
+  }
+};
 
 template <class From, class To>
 void convert(char* dst, int64_t ds, const char* src, int64_t ss, int64_t n) {
@@ -67,9 +81,10 @@ void convert(char* dst, int64_t ds, const char* src, int64_t ss, int64_t n) {
 
 template <class From>
 struct Row {
-  static constexpr ConvertTable::Fn to[8] = {
-      convert<From, bool>, convert<From, uint8_t>, convert<From, int32_t>, convert<From, int64_t>,
-      convert<From, F16>,  convert<From, BF16>,    convert<From, float>,   convert<From, double>};
+  static constexpr ConvertTable::Fn to[10] = {
+      convert<From, bool>,   convert<From, uint8_t>, convert<From, int32_t>, convert<From, int64_t>,
+      convert<From, F16>,    convert<From, BF16>,    convert<From, float>,   convert<From, double>,
+      convert<From, F8E4M3>, convert<From, F8E5M2>};
 };
 
 }  // namespace
@@ -78,7 +93,7 @@ template <>
 const ConvertTable& isa_table<ConvertTable, isa::TESSERA_ISA>() {
   static const ConvertTable table{{Row<bool>::to, Row<uint8_t>::to, Row<int32_t>::to,
                                    Row<int64_t>::to, Row<F16>::to, Row<BF16>::to, Row<float>::to,
-                                   Row<double>::to}};
+                                   Row<double>::to, Row<F8E4M3>::to, Row<F8E5M2>::to}};
   return table;
 }
 

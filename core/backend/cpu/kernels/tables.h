@@ -26,7 +26,7 @@ struct PointwiseTable {
 struct ConvertTable {
   using Fn = void (*)(char* dst, int64_t dst_stride, const char* src, int64_t src_stride,
                       int64_t n);
-  const Fn* rows[8];
+  const Fn* rows[10];
 };
 
 /// Reduces x [outer, n, inner] to out [outer, inner], for outer index in [begin, end).

@@ -7,6 +7,8 @@ namespace tessera::device {
 using namespace cuda;
 using fn::BF16;
 using fn::F16;
+using fn::F8E4M3;
+using fn::F8E5M2;
 
 using fn::block_join;
 using fn::from_lane;
@@ -32,7 +34,8 @@ TESSERA_FN long widen(unsigned short x) { return x; }
 TESSERA_FN long widen(unsigned char x) { return x; }
 TESSERA_FN long widen(bool x) { return x; }
 
-/// The type that elements of T are computed in: f32 for 16-bit floats, i64 for integers and bool.
+/// The type that elements of T are computed in: f32 for floats of 16 and 8 bits, i64 for integers
+/// and bool.
 template <class T>
 using Compute = decltype(widen(T()));
 
@@ -69,6 +72,20 @@ struct Narrow<F16> {
   template <class F>
   TESSERA_FN F16 from(F x) {
     return fn::to_f16(static_cast<float>(x));
+  }
+};
+template <>
+struct Narrow<F8E4M3> {
+  template <class F>
+  TESSERA_FN F8E4M3 from(F x) {
+    return fn::to_f8e4m3(static_cast<float>(x));
+  }
+};
+template <>
+struct Narrow<F8E5M2> {
+  template <class F>
+  TESSERA_FN F8E5M2 from(F x) {
+    return fn::to_f8e5m2(static_cast<float>(x));
   }
 };
 

@@ -27,7 +27,7 @@ void add(std::vector<KernelText>& texts, std::string_view family, std::vector<In
 
 std::vector<Instance> pointwise_instances() {
   std::vector<Instance> all;
-  for (DType t : kAllDTypes)
+  for (DType t : kComputedDTypes)
     for (const PointwiseOp& op : pointwise_ops())
       if (is_integral(t) ? op.on_integers : op.on_floats) all.push_back(pointwise_instance(op, t));
   for (DType from : kAllDTypes)
@@ -52,7 +52,7 @@ DType compute_type(DType t) { return t == kF64 ? kF64 : is_floating(t) ? kF32 : 
 
 std::vector<Instance> reduce_instances() {
   std::vector<Instance> all;
-  for (DType t : kAllDTypes) {
+  for (DType t : kComputedDTypes) {
     const DType c = compute_type(t);
     for (const char* join : {"sum", "prod", "amax", "amin"}) {
       all.push_back(reduce_instance(join, t, c));
@@ -71,7 +71,7 @@ std::vector<Instance> reduce_instances() {
 
 std::vector<Instance> by_dtype(Instance (*make)(bool, DType)) {
   std::vector<Instance> all;
-  for (DType t : kAllDTypes)
+  for (DType t : kComputedDTypes)
     for (bool largest : {true, false}) all.push_back(make(largest, t));
   return all;
 }
@@ -94,7 +94,7 @@ std::vector<Instance> indexing_instances() {
 std::vector<Instance> segments_instances() {
   std::vector<Instance> all;
   for (const char* join : {"sum", "prod", "amax", "amin"})
-    for (DType t : kAllDTypes) {
+    for (DType t : kComputedDTypes) {
       const DType c = compute_type(t);
       all.push_back(segments_instance(join, t, c));
       if (t != c) all.push_back(segments_instance(join, t, t));
@@ -121,7 +121,7 @@ std::vector<Instance> attention_instances(bool units) {
 
 std::vector<Instance> scan_instances() {
   std::vector<Instance> all;
-  for (DType t : kAllDTypes)
+  for (DType t : kComputedDTypes)
     for (const char* op : {"cumsum", "cumprod", "cummax", "cummin"})
       all.push_back(scan_instance(op, t));
   for (DType t : kFloats)
@@ -153,9 +153,9 @@ std::vector<KernelText> all_kernel_texts() {
   add(texts, "sort", by_dtype(sort_instance), 4);
   add(texts, "random", random_instances(), 12);
   add(texts, "dropout", of_dtypes(dropout_instance, kFloats), 4);
-  add(texts, "arange", of_dtypes(arange_instance, kAllDTypes), 8);
+  add(texts, "arange", of_dtypes(arange_instance, kComputedDTypes), 8);
   add(texts, "update", of_dtypes(update_instance, {kF32, kF64}), 2);
-  for (DType t : kAllDTypes) add(texts, "matmul", matmul_instances(t), 2);
+  for (DType t : kComputedDTypes) add(texts, "matmul", matmul_instances(t), 2);
   add(texts, "attention", attention_instances(false), 1);
   add(texts, "attention_units", attention_instances(true), 1);
   add(texts, "attention_mask", of_dtypes(attention_mask_instance, {kF16, kBF16}), 2);

@@ -162,6 +162,8 @@ std::string_view element_type(std::string_view dtype) {
                                             {"i64", "long"},
                                             {"f16", "tessera::fn::F16"},
                                             {"bf16", "tessera::fn::BF16"},
+                                            {"f8e4m3", "tessera::fn::F8E4M3"},
+                                            {"f8e5m2", "tessera::fn::F8E5M2"},
                                             {"f32", "float"},
                                             {"f64", "double"}};
   for (const auto& [name, type] : kTypes)
