@@ -44,16 +44,22 @@ std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t
 
 const char* attention_family(AttentionShape s) { return s.units ? "attention_units" : "attention"; }
 
+// Bounds of a launch, by which the compiler chooses how many registers a thread has.
+const char* bounds(DType dtype, AttentionShape s, bool masked) {
+  if (s.units) return masked ? "128, 2" : "128";  // 128 registers are too few for a mask
+  // Without a bound `keys` of small tiles have 64 registers, which is too few.
+  if (masked) return s.tile == 32 && dtype == kF32 ? "256, 2" : "256, 1";
+  return s.tile == 32 ? "256, 2" : "256";
+}
+
 Instance attention_instance(DType dtype, AttentionShape s, bool masked) {
-  return {
-      fmt::format("{}_{}_{}x{}{}", attention_family(s), name_of(dtype), s.head, s.tile,
-                  masked ? "_masked" : ""),
-      {{"T", std::string(element_type(name_of(dtype)))},
-       {"HEAD", std::to_string(s.head)},
-       {"TILE", std::to_string(s.tile)},
-       {"MASKED", masked ? "true" : "false"},
-       // Without a bound the compiler gives `keys` of small tiles 64 registers, which is too few.
-       {"BOUNDS", s.tile == 32 ? "256, 2" : "256"}}};
+  return {fmt::format("{}_{}_{}x{}{}", attention_family(s), name_of(dtype), s.head, s.tile,
+                      masked ? "_masked" : ""),
+          {{"T", std::string(element_type(name_of(dtype)))},
+           {"HEAD", std::to_string(s.head)},
+           {"TILE", std::to_string(s.tile)},
+           {"MASKED", masked ? "true" : "false"},
+           {"BOUNDS", bounds(dtype, s, masked)}}};
 }
 
 Instance attention_mask_instance(DType dtype) {

@@ -123,9 +123,10 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
       C best = top[i];
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        C score = s[i][j] * C(c.scale);
-        const bool there = attends<C, kMasked>(c, mask, query, at + tx + kSide * j, C(1), score);
-        s[i][j] = there ? score : C(-fn::inf());
+        const int key = at + tx + kSide * j;
+        s[i][j] = attends(c, query, key)
+                      ? masked<kMasked>(c, mask, query, key, s[i][j] * C(c.scale), C(1))
+                      : C(-fn::inf());
         best = Max::join(s[i][j], best);
       }
       best = side_join<Max>(best);
@@ -177,10 +178,12 @@ TESSERA_FN void weights_of(const AttentionCall& c, long mask, const Heads* a, co
     for (int j = 0; j < kEach; ++j) {
       const int one = tile.first + ty + kSide * i, other = second + tx + kSide * j;
       const int query = kKeys ? other : one, key = kKeys ? one : other;
-      C score = s[i][j] * C(c.scale);
-      const bool there = attends<C, kMasked>(c, mask, query, key, C(1), score);
+      const bool there = attends(c, query, key);
       const long row = long(tile.head) * c.queries + (there ? query : 0);
-      const C weight = there ? fn::exp(score - static_cast<const C*>(c.lse)[row]) : C(0);
+      const C weight =
+          there ? fn::exp(masked<kMasked>(c, mask, query, key, s[i][j] * C(c.scale), C(1)) -
+                          static_cast<const C*>(c.lse)[row])
+                : C(0);
       if constexpr (kKeys) p[ty + kSide * i][tx + kSide * j] = weight;
       ds[ty + kSide * i][tx + kSide * j] =
           there ? weight * (dp[i][j] - static_cast<const C*>(c.delta)[row]) * C(c.scale) : C(0);

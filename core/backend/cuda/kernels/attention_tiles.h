@@ -22,18 +22,21 @@ TESSERA_FN T* rows_of(const AttentionCall& c, const AttentionOperand& o, unsigne
 TESSERA_FN long mask_of(const AttentionCall& c, unsigned head) {
   return long(head / c.heads) * c.mask_batch + long(head % c.heads) * c.mask_head;
 }
-/// Whether the query attends to the key; a mask of numbers is added to its score, times `unit`.
-template <class C, bool kMasked>
-TESSERA_FN bool attends(const AttentionCall& c, long mask, int query, int key, C unit, C& score) {
-  if (query >= c.queries || key >= c.keys || (c.causal && key > query)) return false;
+/// Whether there is such a query and key, and the former comes not before the latter.
+TESSERA_FN bool attends(const AttentionCall& c, int query, int key) {
+  return query < c.queries && key < c.keys && (!c.causal || key <= query);
+}
+/// The score of a query and a key with the mask's number, times `unit`; -inf where the mask says
+/// so.
+template <bool kMasked, class C>
+TESSERA_FN C masked(const AttentionCall& c, long mask, int query, int key, C score, C unit) {
   if constexpr (kMasked) {
     const long at = mask + query * c.mask_query + key * c.mask_key;
-    if (c.mask_is_bool) return static_cast<const bool*>(c.mask)[at];
+    if (c.mask_is_bool) return static_cast<const bool*>(c.mask)[at] ? score : C(-fn::inf());
     const C more = static_cast<const C*>(c.mask)[at];
-    if (more < C(kLeastMask)) return false;
-    score += more * unit;
+    return more < C(kLeastMask) ? C(-fn::inf()) : score + more * unit;
   }
-  return true;
+  return score;
 }
 /// Whether no query attends to `count` keys, at most as many as the block has threads, from `first`
 /// on, where all queries have one mask of bools. Every thread has to call it.

@@ -183,9 +183,10 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           const int key = at + 8 * j + column + e % 2;
-          float score = s[j].of[e] * scale;
-          const bool there = attends<float, kMasked>(c, mask, row + 8 * half, key, kLog2E, score);
-          s[j].of[e] = there ? score : float(-fn::inf());
+          const int query = row + 8 * half;
+          s[j].of[e] = attends(c, query, key)
+                           ? masked<kMasked>(c, mask, query, key, s[j].of[e] * scale, kLog2E)
+                           : float(-fn::inf());
           best = max_or_nan(best, s[j].of[e]);
         }
       best = quad_max(best);
@@ -273,10 +274,12 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
       for (int e = 0; e < 4; ++e) {
         const int one = row + e / 2 * 8, another = at + 8 * j + column + e % 2;
         const int query = kKeys ? another : one, key = kKeys ? one : another;
-        float score = p[j].of[e] * scale;
-        const bool there = attends<float, kMasked>(c, mask, query, key, kLog2E, score);
+        const bool there = attends(c, query, key);
         const int safe = there ? query : 0;
-        const float weight = there ? about_exp2(score - lse[safe] * kLog2E) : 0.0f;
+        const float weight =
+            there ? about_exp2(masked<kMasked>(c, mask, query, key, p[j].of[e] * scale, kLog2E) -
+                               lse[safe] * kLog2E)
+                  : 0.0f;
         p[j].of[e] = weight;
         ds[j].of[e] = there ? weight * (ds[j].of[e] - delta[safe]) : 0.0f;
       }
@@ -293,8 +296,8 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
 
 }  // namespace tessera::device
 
-// instances: T, HEAD, TILE, MASKED
-KERNEL(forward, AttentionCall, 128) { unit_forward<T, HEAD, TILE, MASKED>(c); }
+// instances: T, HEAD, TILE, MASKED, BOUNDS of forward
+KERNEL(forward, AttentionCall, BOUNDS) { unit_forward<T, HEAD, TILE, MASKED>(c); }
 KERNEL(delta, AttentionCall, 256) { attention_delta<T>(c); }
 KERNEL(queries, AttentionCall, 128) { unit_grad<T, HEAD, TILE, false, MASKED>(c); }
 KERNEL(keys, AttentionCall, 128) { unit_grad<T, HEAD, TILE, true, MASKED>(c); }
