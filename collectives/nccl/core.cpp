@@ -5,6 +5,7 @@
 
 #include "collectives/nccl/ended.h"
 #include "collectives/thread.h"
+#include "collectives/together.h"
 #include "core/backend/cuda/capture.h"
 #include "core/dispatch/default_device.h"
 #include "core/tensor/device_runtime.h"
@@ -133,13 +134,15 @@ Ref<Work> GroupCore::submit(const Collective& c) {
     ready.add_to_profile = device_times(device_);
   }
   const bool message = call->plan.is_p2p();
+  TogetherScope* const together = c.async && !message ? TogetherScope::current() : nullptr;
+  if (together) together->add(call);
   {
     std::lock_guard lock(mutex_);
     if (dead()) throw_failure();
     detail::seal(call->plan.record, message ? ++messages_ : ++collectives_);
     if (!message) journal_.add(call->plan.record, c.site);
     start_watching();
-    if (message) {
+    if (message || together) {
       put_off_.push_back(std::move(ready));
       if (c.kind == CollKind::kSend && !c.async) submit_all_put_off();
     } else {
@@ -258,11 +261,6 @@ void GroupCore::flush() {
 }
 
 GroupCore::~GroupCore() { close_communicators(); }
-
-void GroupCore::close_communicators() {
-  free_all();
-  for (Lane& lane : lanes_) lane.comm->close();
-}
 
 // ---- failure ----
 

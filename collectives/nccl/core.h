@@ -59,6 +59,7 @@ class GroupCore final : public CallOwner {
   void abort(const std::string& why);
   void flush();
   Device device() const { return device_; }
+  /// Null where NCCL refuses to register memory.
   Ref<Storage> allocate(size_t bytes);
 
   void submit_put_off() override;
@@ -124,7 +125,6 @@ class GroupCore final : public CallOwner {
   void drop(OwnBlock block);
   void free_dropped();
   void free(const OwnBlock& block);
-  void free_all();
 
   void start_watching();
 

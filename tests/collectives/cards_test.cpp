@@ -472,6 +472,23 @@ TEST_F(CollectivesOnCards, ProcessesMoveEveryVerb) {
   }
 }
 
+TEST_F(CollectivesOnCards, MemoryThatOneRankCannotRegisterIsOrdinaryOnAll) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  const char* no_windows = "refuse:ncclCommWindowRegister:0";
+  const auto run = [](const std::string& refused) {
+    return RankProcesses(1, "memory_on_two_cards", {{"VGPU_NCCL", refused}}).wait(0, test::kHangs);
+  };
+  const RankResult buffers = run(no_windows);
+  EXPECT_EQ(buffers.status, 0) << buffers.output;
+  EXPECT_NE(buffers.output.find("true true\n"), std::string::npos) << buffers.output;
+  const RankResult none = run(std::string(no_windows) + ",refuse:ncclCommRegister:1");
+  EXPECT_EQ(none.status, 0) << none.output;
+  EXPECT_NE(none.output.find("true false\n"), std::string::npos) << none.output;
+  const size_t said = none.output.find("NCCL refuses to register memory");
+  EXPECT_NE(said, std::string::npos) << none.output;
+  EXPECT_EQ(none.output.find("NCCL refuses to register memory", said + 1), std::string::npos);
+}
+
 TEST_F(CollectivesOnCards, AKilledRankIsNamedByTheSurvivors) {
   if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
   // NCCL of rank 0 notices it, before it is announced.
