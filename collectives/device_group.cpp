@@ -7,6 +7,7 @@
 #include "core/base/log.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
+#include "core/ops/create.h"
 #include "core/tensor/device_runtime.h"
 #include "core/tensor/ready_lock.h"
 #include "core/tensor/wait_ended.h"
@@ -249,15 +250,31 @@ DeviceGroup::~DeviceGroup() {
 Ref<Storage> DeviceGroup::allocate(size_t bytes, Device device) {
   if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)])
     return group->allocate(bytes, device);
-  if (const Ref<CardGroup> group = cards()) return group->allocate(bytes, device);
+  if (const Ref<CardGroup> group = owner_of_memory(device)) {
+    Ref<Storage> own = group->allocate(bytes, device);
+    const Tensor all = from_values<int32_t>({bool(own)}, {1});
+    cpu().all_reduce(all, ReduceOp::kMin);  // what some ranks register is of no use
+    if (all.item<int32_t>() == 1) return own;
+    if (rank() == 0)
+      logging::warn(
+          "{}: NCCL refuses to register memory of {} here or on another rank, so that collectives "
+          "copy through its buffers; NCCL_DEBUG=WARN says why",
+          name(), to_string(device));
+    std::lock_guard lock(mutex_);
+    registers_ = false;
+  }
   return make_ref<Storage>(bytes, device, allocator_of(device));
+}
+
+Ref<CardGroup> DeviceGroup::owner_of_memory(Device device) const {
+  std::lock_guard lock(mutex_);
+  return registers_ && cards_ && cards_->has_own_memory(device) ? cards_ : nullptr;
 }
 
 bool DeviceGroup::has_own_memory(Device device) const {
   if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)])
     return group->has_own_memory(device);
-  const Ref<CardGroup> group = cards();
-  return group && group->has_own_memory(device);
+  return bool(owner_of_memory(device));
 }
 
 Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {
@@ -270,6 +287,7 @@ Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {
   if (color < 0) return nullptr;
   auto made = make_ref<DeviceGroup>(std::move(parts), publish_cause_, make_cards_);
   made->decided_ = bool(cards), made->cards_ = std::move(cards);
+  made->registers_ = registers_;
   return made;
 }
 

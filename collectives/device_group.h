@@ -20,6 +20,9 @@ class CardGroup : public ProcessGroup {
   virtual Ref<CardGroup> split_beside(const ProcessGroup* part, int color, int key) = 0;
   /// Submits messages that are put off: the host is about to wait for its peers in another way.
   virtual void submit_messages() = 0;
+  /// Called where has_own_memory(), by all ranks with equal sizes, in the order of other calls.
+  /// Null where this rank cannot register memory.
+  Ref<Storage> allocate(size_t bytes, Device device) override = 0;
   Ref<ProcessGroup> split(int, int, CallSite) final {
     throw BugError("a group of cards is split beside the CPU's");
   }
@@ -68,11 +71,14 @@ class DeviceGroup final : public ProcessGroup {
   /// The group that runs `c`, whose tensors are on `device`; null: it is staged.
   Ref<ProcessGroup> group_for(const Collective& c, Device device);
   Ref<CardGroup> cards() const;
+  /// The group of cards, where it has memory of its own on `device`.
+  Ref<CardGroup> owner_of_memory(Device device) const;
   const ByKind groups_;
   const PublishCause publish_cause_;
   const MakeCards make_cards_;
   mutable std::mutex mutex_;
   bool decided_ = false, told_ = false;
+  bool registers_ = true;          // cards_ has memory of its own
   std::vector<Ref<Work>> staged_;  // asynchronous calls whose results were perhaps not copied back
   Ref<CardGroup> cards_;           // once that is decided; null: tensors on cards are staged
 };

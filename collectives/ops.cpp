@@ -43,6 +43,10 @@ const OpInfo& op_of(CollKind kind, bool pieces) {
   return ops->at({kind, pieces});
 }
 
+// The verbs for which NCCL has kernels that read and write windows.
+bool in_windows(CollKind kind) {
+  return kind == kAllReduce || kind == kAllGather || kind == kReduceScatter;
+}
 bool in_place_verb(CollKind kind) { return kind == kAllReduce || kind == kBroadcast; }
 
 class CollectiveOp final : public CollectivePrimitive {
@@ -86,6 +90,7 @@ class CollectiveOp final : public CollectivePrimitive {
   }
 
   bool moves_its_result() const override { return in_place_verb(kind); }
+  bool uses_windows() const override { return in_windows(kind); }
   bool captures(std::span<const Tensor> in, std::span<const Tensor> out) const override {
     // The root's copy of a broadcast that is not in place waits for its operand.
     return kind != CollKind::kBroadcast &&
@@ -180,6 +185,10 @@ class PiecesOp final : public CollectivePrimitive {
 
   // Sizes may differ between ranks; how the whole is divided is an attribute.
   bool ranks_agree_on_size() const override { return false; }
+  bool uses_windows() const override {
+    return in_windows(kind) && count(in, 0) == count(in, group->size() - 1) &&
+           count(out, 0) == count(out, group->size() - 1);
+  }
   bool captures(std::span<const Tensor> in, std::span<const Tensor> out) const override {
     return group->captures({.kind = kind, .op = op, .in = in, .out = out});
   }
@@ -302,6 +311,8 @@ bool moves_its_result(const Primitive& prim) { return collective(prim).moves_its
 bool captures(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out) {
   return collective(prim).captures(in, out);
 }
+
+bool uses_windows(const Primitive& prim) { return collective(prim).uses_windows(); }
 
 uint64_t hash_collective(const Primitive& prim, const Meta& operand) {
   uint64_t text = std::hash<std::string>()(to_string(prim));

@@ -61,6 +61,9 @@ class CollectivePrimitive : public Primitive {
       : Primitive(info), group(std::move(group)) {}
   /// True where the result, like an operand, is reduced or sent in the memory in which it lies.
   virtual bool moves_its_result() const { return false; }
+  /// Whether operands and results on a device should lie in the group's own memory there, at the
+  /// same place on all ranks.
+  virtual bool uses_windows() const { return false; }
   /// Whether the kernel may run while the calling thread captures what it enqueues, as
   /// ProcessGroup::captures.
   virtual bool captures(std::span<const Tensor> /*in*/, std::span<const Tensor> /*out*/) const {
@@ -84,6 +87,8 @@ PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group);
 ProcessGroup& group_of(const Primitive& prim);
 /// See CollectivePrimitive::moves_its_result.
 bool moves_its_result(const Primitive& prim);
+/// See CollectivePrimitive::uses_windows.
+bool uses_windows(const Primitive& prim);
 /// See CollectivePrimitive::captures.
 bool captures(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out);
 /// Hashes what the ranks of a collective must agree on: kind, operator, root, and the dtype and

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "collectives/ops.h"
+#include "collectives/together.h"
 #include "core/autograd/autograd.h"
 #include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
@@ -258,8 +259,10 @@ std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& optio
         "ddp: {} is {}; replicate sharded models with fully_shard over a mesh whose first "
         "axis replicates",
         t.name, describe(t.tensor));
-  if (group->size() > 1)
+  if (group->size() > 1) {
+    const TogetherScope together;
     for (const NamedTensor& t : model.state()) broadcast_(t.tensor.detach(), group, 0);
+  }
   DdpOptions o = options;
   o.group = group;
   return std::make_unique<Reducer>(model.trainable_parameters(), o);

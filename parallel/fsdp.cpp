@@ -8,6 +8,8 @@
 #include "core/autograd/autograd.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
+#include "core/ops/create.h"
+#include "core/tensor/memory_label.h"
 #include "parallel/fsdp_state.h"
 #include "parallel/path_pattern.h"
 #include "parallel/tensor_parallel.h"
@@ -55,6 +57,7 @@ State::State(Module& model, const FsdpOptions& options) : options_(options) {
   make_groups(model);
   for (Group& g : groups_)
     for (Param& p : g.params) plan(p);
+  allocate_pieces();
   int64_t root_gradients = 0, group_gradients = 0;
   for (size_t g = 0; g < groups_.size(); ++g) {
     int64_t gradients = 0;
@@ -151,6 +154,7 @@ void State::plan(Param& p) const {
   Layout layout = p.cut;
   p.whole = Layout(size_t(dp.ndim()), Replicate());
   p.term = Layout(size_t(dp.ndim()), Partial(ReduceOp::kAvg));
+  p.even = dim == 0 && local_of(old).size(0) % process_group().size() == 0;
   if (!old.is_sharded()) return;
   p.rest = mesh_of(old);
   p.rest_layout = layout_of(old);
@@ -164,10 +168,29 @@ void State::plan(Param& p) const {
                   axis, p.name, p.mesh.to_string());
   }
   for (const Placement& r : p.rest_layout)
-    layout.push_back(r), p.whole.push_back(r), p.term.push_back(r);
+    layout.push_back(r), p.whole.push_back(r), p.term.push_back(r), p.even &= !r.is_shard(0);
   TESSERA_CHECK_AS(ShardingError, fits(old.shape(), layout, p.mesh.sizes()),
                    "fully_shard: parameter {} ({}) cannot be {} over mesh ({})", p.name,
                    describe(old), to_string(layout), p.mesh.to_string());
+}
+
+// Allocates memory for pieces where it is the process group's own. The first collective on cards
+// decides whether there is such memory.
+void State::allocate_pieces() {
+  ProcessGroup& group = process_group();
+  size_t bytes = 0;
+  Device device;
+  for (const Group& g : groups_)
+    for (const Param& p : g.params)
+      if (p.even && !p.device.is_cpu())
+        bytes += Parts::size_of_part(local_of(p.sharded).nbytes() / size_t(group.size())),
+            device = p.device;
+  if (bytes == 0 || group.size() == 1) return;
+  group.broadcast(zeros({1}, {kF32, device}), 0);
+  if (options_.offload || !group.has_own_memory(device)) return;
+  const MemoryLabel label(MemoryUse::kParameters, "pieces of fully_shard");
+  Ref<Storage> block = group.allocate(bytes, device);
+  if (group.has_own_memory(device)) pieces_.emplace(std::move(block));
 }
 
 // The piece in memory of the host from which the device copies; without values where it has none.
@@ -177,12 +200,22 @@ Tensor State::offloaded(const Param& p, const Tensor& piece) const {
                                   : transferred(piece, kCPU);
 }
 
+// The piece in the process group's own memory.
+Tensor State::at_home(Param& p, const Tensor& piece) {
+  p.home = pieces_->next(piece.nbytes());
+  const Tensor there(Meta::contiguous(piece.shape(), piece.dtype(), p.device), p.home);
+  if (!piece.device().is_meta()) copy_values(there, piece);
+  return there;
+}
+
 // Replaces the parameter by this rank's piece.
 void State::shard(Param& p, Module& model) {
   Tensor old = p.sharded, whole = old.is_sharded() ? to_local(old.detach()) : old.detach();
   Tensor piece = to_local(distribute(whole, options_.mesh, p.cut));
   if (options_.offload)
     piece = offloaded(p, piece);
+  else if (pieces_ && p.even && !p.device.is_cpu())
+    piece = at_home(p, piece);
   else if (piece.device().is_meta())
     piece = empty(piece.shape(), piece.dtype(), p.device);
   Layout layout = p.cut;

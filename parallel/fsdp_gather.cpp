@@ -1,9 +1,11 @@
 // Gathers whole weights before a group's forward and its backward, and releases them after.
 #include <algorithm>
 
+#include "collectives/together.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/recompute.h"
 #include "core/dispatch/context.h"
+#include "core/dispatch/copy.h"
 #include "core/nn/scope.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
@@ -72,14 +74,15 @@ Tensor State::to_gather(const Param& p) const {
 
 // Starts the gather of one parameter, whose values may be pending. Its ops belong to the parameter,
 // not to the module whose forward or backward prefetches.
-void State::gather(size_t group, size_t param) {
+void State::gather(size_t group, size_t param, const Room* room) {
   Group& g = groups_[group];
   Param& p = g.params[param];
   nn::Scope scope = nn::Scope::module(p.name);
   Scoped<uint64_t> of_no_node(context().grad_node, 0);
   p.values = local_of(p.sharded).storage();
   p.version = p.values->version();
-  Tensor whole = to_local(redistribute(to_gather(p), p.whole));
+  Tensor whole =
+      room && p.even ? gathered_in(*room, p, param) : to_local(redistribute(to_gather(p), p.whole));
   p.full_version = whole.storage()->version();
   if (grad_enabled() || context().phase == Phase::kBackward) time_.add(whole);
   const bool is_whole = process_group().size() == 1 && !options_.offload;
@@ -92,6 +95,35 @@ void State::gather(size_t group, size_t param) {
     p.full.impl()->autograd = p.leaf.impl()->autograd;
     p.full.impl()->layers |= bit(Layer::kAutograd);
   }
+}
+
+// The same in a room. A piece that is not in the group's own memory is copied there first.
+Tensor State::gathered_in(const Room& room, const Param& p, size_t param) {
+  Tensor piece = local_of(to_gather(p)).detach();
+  if (piece.storage() != p.home) {
+    const Tensor there(Meta::contiguous(piece.shape(), piece.dtype(), p.device),
+                       room.part(2 * param));
+    copy_values(there, piece);
+    piece = there;
+  }
+  Tensor whole(Meta::contiguous(local_of(p.leaf).shape(), piece.dtype(), p.device),
+               room.part(2 * param + 1));
+  process_group().all_gather_async(whole, piece);
+  return whole;
+}
+
+Room* State::room_to_gather(size_t group) {
+  if (!make_rooms(gathered_, true)) return nullptr;
+  size_t at = group, end = group + 1;  // those that it may have
+  if (options_.reshard_after_forward && !groups_[group].is_root) at = 1, end = gathered_.size();
+  const auto busy = [&](const Room& r) {
+    return r.user() != Room::kNobody && groups_[r.user()].gathered;
+  };
+  Room* free = nullptr;  // the one that it had last, or else the first
+  for (; at < end; ++at)
+    if (Room& r = gathered_[at]; !busy(r) && (!free || r.user() == group)) free = &r;
+  if (free) free->take(group, parts_of(groups_[group], true));
+  return free;  // null: more groups are gathered than there are rooms, as by unshard()
 }
 
 bool State::stale(const Group& g) const {
@@ -110,7 +142,9 @@ void State::gather(Group& g) {
   Scoped<bool> may_be_recorded_later(context().inference, false);
   g.recorded = grad_enabled();
   size_t group = size_t(&g - groups_.data());
-  for (size_t i = 0; i < g.params.size(); ++i) gather(group, i);
+  const Room* room = room_to_gather(group);
+  const TogetherScope together;
+  for (size_t i = 0; i < g.params.size(); ++i) gather(group, i, room);
   g.gathered = true;
   memory_.gathered += g.whole_bytes;
   memory_.gathered_peak = std::max(memory_.gathered_peak, memory_.gathered);

@@ -1,8 +1,11 @@
 // Reduces gradients: backward delivers whole gradients, and each rank's piece of their sum over
 // ranks becomes the gradient of the sharded parameter.
+#include <algorithm>
 #include <utility>
 
+#include "collectives/together.h"
 #include "core/autograd/autograd.h"
+#include "core/dispatch/copy.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
 #include "parallel/fsdp_state.h"
@@ -46,9 +49,12 @@ void State::deliver(int slot, Tensor grad) {
 void State::complete(Group& g) {
   if (!g.has_exit) release(g);
   if (!sync()) return;
-  for (Param& p : g.params) {
+  const Room* room = room_to_reduce(size_t(&g - groups_.data()));
+  const TogetherScope together;
+  for (size_t i = 0; i < g.params.size(); ++i) {
+    Param& p = g.params[i];
     if (!p.trainable()) continue;
-    p.reduced = reduced(p, p.gradient);
+    p.reduced = room && p.even ? reduced_in(*room, p, i) : reduced(p, p.gradient);
     time_.add(local_of(p.reduced));
     if (options_.offload) p.reduced = downloaded(p, p.reduced);
     on_their_way_.push_back(&p);
@@ -59,6 +65,33 @@ void State::complete(Group& g) {
 // gradient.
 Tensor State::reduced(const Param& p, Tensor grad) const {
   return redistribute(from_local(grad, p.mesh, p.term, p.sharded.shape()), layout_of(p.sharded));
+}
+
+// The same in a room, for the gradient of `p`, which is not needed any more then.
+Tensor State::reduced_in(const Room& room, Param& p, size_t param) {
+  const DType dtype = p.gradient.dtype();
+  const Tensor whole(Meta::contiguous(p.gradient.shape(), dtype, p.device),
+                     room.part(2 * param + 1));
+  const Tensor piece(Meta::contiguous(local_of(p.sharded).shape(), dtype, p.device),
+                     room.part(2 * param));
+  copy_values(whole, p.gradient);
+  drop_gradient(p);
+  process_group().reduce_scatter_async(piece, whole, ReduceOp::kAvg);
+  Layout summed = p.term;  // over the ranks that shard; those that replicate are left
+  summed[size_t(options_.mesh.ndim()) - 1] = p.cut.back();
+  return redistribute(from_local(piece, p.mesh, summed, p.sharded.shape()), layout_of(p.sharded));
+}
+
+// The room's last user has its sums first.
+Room* State::room_to_reduce(size_t group) {
+  if (!make_rooms(reduced_, false)) return nullptr;
+  const bool own = groups_[group].is_root;
+  Room& room = reduced_[own ? 0 : 1 + reductions_++ % (reduced_.size() - 1)];
+  const auto reducing = [](const Param& p) { return p.reduced.defined(); };
+  if (room.user() != Room::kNobody)
+    while (std::ranges::any_of(groups_[room.user()].params, reducing)) finish_oldest_reduction();
+  room.take(group, parts_of(groups_[group], false));
+  return &room;
 }
 
 // The piece in memory of the host, pending: it is copied when it has been reduced.
@@ -83,7 +116,10 @@ void State::finish_oldest_reduction() {
   Storage& local = *local_of(piece).storage();
   if (local.host_addressable() && dynamic_cast<Work*>(local.ready().get())) local.wait_ready();
   drop_gradient(p);
-  accumulate(p, after_hooks(*grad_meta(p.sharded), cast(piece, p.sharded.dtype())));
+  piece = cast(piece, p.sharded.dtype());
+  const Storage* at = local_of(piece).storage().get();
+  if (std::ranges::any_of(reduced_, [&](const Room& r) { return r.has(at); })) piece = clone(piece);
+  accumulate(p, after_hooks(*grad_meta(p.sharded), std::move(piece)));
 }
 
 // Adds `piece` to the parameter's gradient. With tree accumulation, level i holds the sum of 2^i

@@ -6,6 +6,7 @@
 // need not know of the other.
 #pragma once
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "core/tensor/device_runtime.h"
 #include "parallel/communication_time.h"
 #include "parallel/fsdp.h"
+#include "parallel/fsdp_rooms.h"
 
 namespace tessera::parallel::fsdp {
 
@@ -26,6 +28,8 @@ struct Param {
   DeviceMesh mesh;             // of `sharded`
   Layout cut;                  // its layout along the data-parallel axes
   Layout whole, term;          // over `mesh`: of the gathered weight, of a rank's gradient
+  bool even = false;           // ranks have equal pieces, which follow each other: rooms take it
+  Ref<Storage> home;           // of `sharded`, in the process group's own memory; null: elsewhere
   DeviceMesh rest;             // the other axes (tensor parallel); undefined: none
   Layout rest_layout;
   Tensor leaf;                             // has shape and history of the whole weight
@@ -88,6 +92,8 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   Tensor offloaded(const Param& p, const Tensor& piece) const;
   void shard(Param& p, nn::Module& model);
   void own_gradient(const Tensor& leaf, size_t slot);
+  void allocate_pieces();
+  Tensor at_home(Param& p, const Tensor& piece);
 
   // fsdp_gather.cpp: forward
   void before_forward(size_t group, Inputs in);
@@ -97,7 +103,9 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void check_unchanged(const Group& g) const;
   void check_model(const char* what) const;
   void gather(Group& g);
-  void gather(size_t group, size_t param);
+  void gather(size_t group, size_t param, const Room* room);
+  Tensor gathered_in(const Room& room, const Param& p, size_t param);
+  Room* room_to_gather(size_t group);
   Tensor to_gather(const Param& p) const;
   bool stale(const Group& g) const;
   void release(Group& g);
@@ -111,6 +119,8 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   // fsdp_reduce.cpp: gradients
   void complete(Group& g);
   Tensor reduced(const Param& p, Tensor grad) const;
+  Tensor reduced_in(const Room& room, Param& p, size_t param);
+  Room* room_to_reduce(size_t group);
   Tensor downloaded(const Param& p, const Tensor& piece) const;
   void finish_oldest_reduction();
   void accumulate(Param& p, Tensor piece);
@@ -123,6 +133,11 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
     auto [group, index] = places_[size_t(slot) % places_.size()];
     return groups_[group].params[index];
   }
+  /// The sizes of the parts of a room for the group: of each parameter a piece and the whole.
+  std::vector<size_t> parts_of(const Group& g, bool gathered) const;
+  /// Makes them where the process group has memory of its own and a step is not recorded, whose
+  /// memory the compiler plans. False: there are none.
+  bool make_rooms(std::vector<Room>& rooms, bool gathered);
   /// For copies of `p` beside the kernels of its device.
   Stream copies(const Param& p, int turn) const {
     return runtime_of(p.device).copy_stream(p.device.index, turn);
@@ -139,6 +154,11 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   int64_t most_gradient_bytes_ = 0;         // of whole gradients that may be alive at a time
   CommunicationTime time_;
   FsdpMemory memory_;
+  std::optional<Parts> pieces_;  // of the parameters, in the process group's own memory
+  // The first is of the model's own group. The others use two in turn; where they stay gathered,
+  // each has one.
+  std::vector<Room> gathered_, reduced_;
+  size_t reductions_ = 0;  // of groups that are not the model's own
   TrackedSetting sync_{true};
   bool pinned_ = false;
   bool delivered_ = false;  // this backward has delivered a whole gradient

@@ -134,6 +134,7 @@ void Communicator::abort_beside() {
 }
 
 void Communicator::close() {
+  if (aborting_.joinable()) aborting_.join();
   if (!comm_) return;
   const cuda::CurrentDevice current(device_);
   const auto until = std::chrono::steady_clock::now() + kCloseTime;
@@ -164,16 +165,13 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key, const Paus
 
 Registration Communicator::register_memory(void* at, size_t bytes, const Pause& pause) {
   Registration made;
-  if (nccl_.has_windows) {
-    check(nccl_.window_register.result(comm_, at, bytes, &made.window, kWindowSymmetric),
-          nccl_.window_register.symbol());
+  const auto taken = [](Result r) { return r == Result::kSuccess || r == Result::kInProgress; };
+  if (nccl_.has_windows &&
+      taken(nccl_.window_register.result(comm_, at, bytes, &made.window, kWindowSymmetric)))
     settle(nccl_.window_register.symbol(), pause);
-  }
-  if (!made.window) {
-    check(nccl_.comm_register.result(comm_, at, bytes, &made.buffer), nccl_.comm_register.symbol());
+  if (!made && taken(nccl_.comm_register.result(comm_, at, bytes, &made.buffer)))
     settle(nccl_.comm_register.symbol(), pause);
-  }
-  registered_.push_back(made);
+  if (made) registered_.push_back(made);
   return made;
 }
 

@@ -23,6 +23,7 @@ class Error : public std::runtime_error {
 struct Registration {
   Window window = nullptr;
   void* buffer = nullptr;
+  explicit operator bool() const { return window || buffer; }
   bool operator==(const Registration&) const = default;
 };
 
@@ -45,7 +46,8 @@ class Communicator {
   void submit(std::span<const ::tessera::detail::Plan* const> plans, const Stream& on,
               const Pause& pause);
   /// Registers memory of NCCL's, whole pages of it: as a symmetric window, for which all ranks call
-  /// it with as many bytes, in one order; where NCCL has none, as a buffer.
+  /// it with as many bytes, in one order; where NCCL has none, as a buffer; as neither, where it
+  /// refuses at once.
   Registration register_memory(void* at, size_t bytes, const Pause& pause);
   /// Its work on the memory is done. Nothing, where it was closed or aborted.
   void deregister(const Registration& registration);
@@ -56,6 +58,7 @@ class Communicator {
   /// destroyed. The work ends at once.
   void abort_beside();
   /// Ends it together with its peers, once its work is done; aborts it where that takes too long.
+  /// No memory is registered then.
   void close();
 
   int device() const { return device_; }

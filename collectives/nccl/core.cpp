@@ -5,6 +5,7 @@
 
 #include "collectives/nccl/ended.h"
 #include "collectives/thread.h"
+#include "collectives/together.h"
 #include "core/backend/cuda/capture.h"
 #include "core/dispatch/default_device.h"
 #include "core/tensor/device_runtime.h"
@@ -63,6 +64,31 @@ GroupCore::Lane& GroupCore::lane_of(const Plan& plan) {
   return lanes_[upwards ? 1 : 2];
 }
 
+// What the profile of the calling thread says of the call: each communicator has a lane.
+ProfileEvent GroupCore::event_of(const Plan& plan, const CallSite& site) {
+  constexpr std::string_view kLanes[] = {"", ", messages to higher ranks",
+                                         ", messages to lower ranks"};
+  return {.name = std::string(name_of(plan.kind)),
+          .category = "device",
+          .lane = fmt::format("{}, NCCL of {}{}", to_string(device_), members_.group,
+                              kLanes[&lane_of(plan) - lanes_.data()]),
+          .detail = fmt::format("{} at {}", name_of(plan.dtype), detail::describe(site)),
+          .bytes = std::max(total_bytes(plan.give), total_bytes(plan.take))};
+}
+
+// Calls that are submitted together are one event.
+void GroupCore::add_to_profile(std::span<const Ready> calls, const Ref<Event>& begun,
+                               const Ref<Event>& ended) {
+  const auto first =
+      std::ranges::find_if(calls, [](const Ready& r) { return bool(r.add_to_profile); });
+  if (first == calls.end()) return;
+  ProfileEvent event = first->event;
+  if (calls.size() > 1) event.detail += fmt::format(", one of {} calls together", calls.size());
+  for (const Ready& r : calls)
+    if (&r != &*first) event.bytes += r.event.bytes;
+  first->add_to_profile(std::move(event), begun, ended);
+}
+
 bool GroupCore::idle() const {
   return put_off_.empty() &&
          std::ranges::all_of(lanes_, [](const Lane& l) { return l.underway.empty(); });
@@ -102,14 +128,21 @@ Ref<Work> GroupCore::submit(const Collective& c) {
   for (const Tensor& t : c.in) t.storage()->wait_ready(stream);
   for (const Tensor& t : c.out) t.storage()->wait_writable(stream);
   Ready ready = prepare(call, c, stream);
+  // The first event of a profile waits for the thread's kernels, so no lock is held.
+  if (current_profile()) {
+    ready.event = event_of(call->plan, c.site);
+    ready.add_to_profile = device_times(device_);
+  }
   const bool message = call->plan.is_p2p();
+  TogetherScope* const together = c.async && !message ? TogetherScope::current() : nullptr;
+  if (together) together->add(call);
   {
     std::lock_guard lock(mutex_);
     if (dead()) throw_failure();
     detail::seal(call->plan.record, message ? ++messages_ : ++collectives_);
     if (!message) journal_.add(call->plan.record, c.site);
     start_watching();
-    if (message) {
+    if (message || together) {
       put_off_.push_back(std::move(ready));
       if (c.kind == CollKind::kSend && !c.async) submit_all_put_off();
     } else {
@@ -149,7 +182,8 @@ void GroupCore::submit_all_put_off() {
 void GroupCore::submit_now(Lane& lane, std::vector<Ready> calls) {
   DeviceRuntime& runtime = runtime_of(device_);
   const Stream& stream = lane.comm->stream();
-  const bool timed = std::ranges::any_of(calls, [](const Ready& r) { return r.call->async; });
+  const bool timed =
+      std::ranges::any_of(calls, [](const Ready& r) { return r.call->async || r.add_to_profile; });
   const auto record = [&] { return timed ? runtime.record_timed(stream) : runtime.record(stream); };
   const Ref<Event> begun = record();
   submit_to_nccl(lane, calls, stream);
@@ -159,6 +193,7 @@ void GroupCore::submit_now(Lane& lane, std::vector<Ready> calls) {
     r.call->set_submitted(begun, ended, timed);
     lane.underway.push_back({r.call, thread});
   }
+  add_to_profile(calls, begun, ended);
 }
 
 void GroupCore::submit_to_nccl(Lane& lane, std::span<const Ready> calls, const Stream& stream) {
@@ -226,11 +261,6 @@ void GroupCore::flush() {
 }
 
 GroupCore::~GroupCore() { close_communicators(); }
-
-void GroupCore::close_communicators() {
-  free_all();
-  for (Lane& lane : lanes_) lane.comm->close();
-}
 
 // ---- failure ----
 

@@ -15,6 +15,7 @@
 #include "collectives/nccl/journal.h"
 #include "collectives/nccl/memory.h"
 #include "core/backend/cuda/refusals.h"
+#include "core/dispatch/device_span.h"
 
 namespace tessera::nccl {
 
@@ -58,6 +59,7 @@ class GroupCore final : public CallOwner {
   void abort(const std::string& why);
   void flush();
   Device device() const { return device_; }
+  /// Null where NCCL refuses to register memory.
   Ref<Storage> allocate(size_t bytes);
 
   void submit_put_off() override;
@@ -79,6 +81,9 @@ class GroupCore final : public CallOwner {
     Tensors tensors;
     Clock::time_point called;
     std::vector<Ref<Storage>> memory = {};  // for pieces that are brought together
+    // Where the caller records a profile.
+    AddDeviceTimes add_to_profile = nullptr;
+    ProfileEvent event = {};
   };
   /// A communicator, what is under way on it, and the first of that, if the card has come to it.
   struct Lane {
@@ -91,6 +96,9 @@ class GroupCore final : public CallOwner {
     std::optional<detail::Watchdog::Scope> scope{};
   };
   Lane& lane_of(const detail::Plan& plan);
+  ProfileEvent event_of(const detail::Plan& plan, const CallSite& site);
+  void add_to_profile(std::span<const Ready> calls, const Ref<Event>& begun,
+                      const Ref<Event>& ended);
   bool idle() const;
   bool dead() const { return dead_.load(std::memory_order_acquire); }
   Ready prepare(const Ref<CardCall>& call, const Collective& c, const Stream& stream);
@@ -117,7 +125,6 @@ class GroupCore final : public CallOwner {
   void drop(OwnBlock block);
   void free_dropped();
   void free(const OwnBlock& block);
-  void free_all();
 
   void start_watching();
 

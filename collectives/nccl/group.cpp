@@ -1,7 +1,6 @@
 #include "collectives/nccl/group.h"
 
 #include "collectives/nccl/core.h"
-#include "core/tensor/device_runtime.h"
 
 namespace tessera::nccl {
 
@@ -59,10 +58,7 @@ void NcclGroup::abort(const std::string& why) { core_->abort(why); }
 void NcclGroup::flush() { core_->flush(); }
 void NcclGroup::submit_messages() { core_->submit_put_off(); }
 
-Ref<Storage> NcclGroup::allocate(size_t bytes, Device device) {
-  if (has_own_memory(device)) return core_->allocate(bytes);
-  return make_ref<Storage>(bytes, device, allocator_of(device));
-}
+Ref<Storage> NcclGroup::allocate(size_t bytes, Device) { return core_->allocate(bytes); }
 bool NcclGroup::has_own_memory(Device device) const { return device == core_->device(); }
 
 }  // namespace tessera::nccl

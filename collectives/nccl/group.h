@@ -54,7 +54,6 @@ class NcclGroup final : public detail::CardGroup {
   void abort(const std::string& why) override;
   void flush() override;
   void submit_messages() override;
-  /// All ranks call it with equal sizes, in the order of other calls.
   Ref<Storage> allocate(size_t bytes, Device device) override;
   bool has_own_memory(Device device) const override;
   int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }

@@ -48,8 +48,12 @@ Ref<Storage> GroupCore::allocate(size_t bytes) {
                 block.registration = lanes_[0].comm->register_memory(block.at, block.bytes, pause);
               });
   } catch (...) {
-    nccl.mem_free.result(block.at);
+    drop(block);  // NCCL may have it registered
     throw;
+  }
+  if (!block.registration) {
+    nccl.mem_free.result(block.at);
+    return nullptr;
   }
   const Stream home = cuda::compute_stream(device_.index);
   return make_ref<Storage>(block.at, bytes, device_,
@@ -77,12 +81,14 @@ void GroupCore::free(const OwnBlock& block) {
   functions()->mem_free.result(block.at);
 }
 
-// Blocks whose storages the program still has keep the group from being destroyed.
-void GroupCore::free_all() {
-  for (const OwnBlock& block : std::exchange(dropped_, {})) {
+// Blocks whose storages the program still has keep the group from being destroyed. The ends of the
+// communicators deregister what is registered, also where they are aborted.
+void GroupCore::close_communicators() {
+  const std::vector<OwnBlock> blocks = std::exchange(dropped_, {});
+  for (const OwnBlock& block : blocks)
     if (block.unused) wait_ended(*block.unused);
-    free(block);
-  }
+  for (Lane& lane : lanes_) lane.comm->close();
+  for (const OwnBlock& block : blocks) free(block);
 }
 
 }  // namespace tessera::nccl

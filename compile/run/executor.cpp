@@ -6,6 +6,7 @@
 #include "compile/codegen/fused.h"
 #include "compile/ir/as_strided.h"
 #include "compile/ir/interpreter.h"
+#include "compile/run/arenas.h"
 #include "compile/run/captured_steps.h"
 #include "compile/run/host_first.h"
 #include "compile/run/host_numbers.h"
@@ -59,14 +60,15 @@ class SharedArena {
   struct Owned {
     Ref<ProcessGroup> group;
     Device device;
+    bool differs;
     Ref<Storage> storage = {};
     Stream last = {};  // of a device: the stream of the last run
   };
   // The arena in the memory that `like` is in.
   Owned& of(const Arena& like) {
     for (Owned& o : owned)
-      if (o.group == like.group && o.device == like.device) return o;
-    return owned.emplace_back(like.group, like.device);
+      if (o.group == like.group && o.device == like.device && o.differs == like.differs) return o;
+    return owned.emplace_back(like.group, like.device, like.differs);
   }
   std::list<Owned> owned;
   Executor::Impl* user = nullptr;
@@ -86,6 +88,7 @@ struct Executor::Impl {
     captured.reset();
     program = make_program(graph);
     arenas.clear(), numbers.release_memory();
+    arenas_agreed = false;
     outputs.clear();
     inputs.assign(graph.inputs.size(), {});
     implicit.assign(graph.implicit.size(), {});
@@ -124,7 +127,7 @@ struct Executor::Impl {
   // Blocks that eager steps left in the allocator's cache would fit nothing in the arena, so they
   // are freed first.
   static Ref<Storage> new_arena(const Arena& a) {
-    if (a.group) return a.group->allocate(a.bytes);
+    if (a.group && !a.differs) return a.group->allocate(a.bytes, a.device);
     if (a.bytes == 0) return make_ref<Storage>(nullptr, 0, a.device, nullptr);
     if (!a.device.is_cpu()) return make_ref<Storage>(a.bytes, a.device, allocator_of(a.device));
     release_cached_cpu_memory();
@@ -156,6 +159,7 @@ struct Executor::Impl {
   void take_memory() {
     if (!arenas.empty() && (!shared || shared->user == this)) return;
     if (shared) take_turn();
+    if (!std::exchange(arenas_agreed, true)) agree_on_arenas(program);
     std::vector<Ref<Storage>> taken;
     for (const Arena& a : program.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
     arenas = std::move(taken);
@@ -405,6 +409,7 @@ struct Executor::Impl {
   Program program;
   MemoryPlan plan;
   Traffic traffic;
+  bool arenas_agreed = false;
   std::vector<BoundInput> inputs, implicit;
   std::vector<MemoryId> outputs;  // memories of kind kOutput
   bool writes_inputs = false;

@@ -5,6 +5,7 @@
 
 #include "collectives/ops.h"
 #include "compile/ir/as_strided.h"
+#include "compile/run/arenas.h"
 #include "compile/run/cat_in_place.h"
 #include "compile/run/step_ranges.h"
 #include "core/dispatch/call.h"
@@ -38,7 +39,7 @@ class ProgramMaker {
     for (node_ = 0; node_ < int(g_.nodes.size()); ++node_) add_node(g_.nodes[size_t(node_)]);
     add_outputs();
     finish_pending();
-    lay_out_arenas();
+    lay_out_arenas(s_);
     return std::move(s_);
   }
 
@@ -116,8 +117,9 @@ class ProgramMaker {
     return mem.views.back().tensor;
   }
 
-  Tensor fresh(const Meta& meta, int dies) {
-    bool outlives = dies == int(g_.nodes.size());
+  // `in_arena`: also where it outlives the run; the output is then a copy.
+  Tensor fresh(const Meta& meta, int dies, bool in_arena = false) {
+    bool outlives = dies == int(g_.nodes.size()) && !in_arena;
     size_t bytes = bytes_of(meta);
     s_.unplanned_bytes += bytes;
     auto kind = outlives ? Memory::Kind::kOutput : Memory::Kind::kArena;
@@ -199,7 +201,8 @@ class ProgramMaker {
       MemoryId m =
           call.plan.in_place ? dying_operand(call.out[i], in, taken, collective(n)) : kNoMemory;
       if (m == kNoMemory) {
-        out.push_back(fresh(call.out[i], last[i]));
+        const bool sent = is_collective(*n.prim) && lies_in_group(*n.prim, call.out[i].device);
+        out.push_back(fresh(call.out[i], last[i], sent));
         continue;
       }
       taken.push_back(m);
@@ -403,14 +406,20 @@ class ProgramMaker {
   void lay_in_group(const Primitive& prim, std::span<const Tensor> in,
                     std::span<const Tensor> out) {
     ProcessGroup& group = group_of(prim);
-    if (!group.has_own_memory()) return;
+    const Device device = out[0].device();
+    if (device.is_cpu() ? !group.has_own_memory() : !lies_in_group(prim, device)) return;
     auto lay = [&](std::span<const Tensor> list) {
       for (const Tensor& t : list)
-        if (Memory& m = memory(memory_of(t)); m.kind == Memory::Kind::kArena && m.arena == 0)
-          m.arena = arena_of(&group, {});
+        if (Memory& m = memory(memory_of(t));
+            m.kind == Memory::Kind::kArena && !s_.arenas[size_t(m.arena)].group)
+          m.arena = arena_of(&group, device);
     };
     lay(in);
-    if (moves_its_result(prim)) lay(out);
+    if (!device.is_cpu() || moves_its_result(prim)) lay(out);
+  }
+  // Whether what a collective on a device reads and writes should be in its group's own memory.
+  static bool lies_in_group(const Primitive& prim, Device device) {
+    return !device.is_cpu() && uses_windows(prim) && group_of(prim).has_own_memory(device);
   }
   int arena_of(ProcessGroup* group, Device device) {
     auto at = std::find_if(s_.arenas.begin(), s_.arenas.end(), [&](const Arena& a) {
@@ -503,38 +512,24 @@ class ProgramMaker {
   // ---- the end
 
   void add_outputs() {
-    for (ValueId id : g_.outputs) s_.outputs.push_back(value_[size_t(id)]);
-  }
-
-  struct ArenaMemories {
-    std::vector<Memory*> memories = {};
-    std::vector<Block> blocks = {};
-  };
-  ArenaMemories memories_of(int arena) {
-    ArenaMemories t;
-    for (Memory& m : s_.memories)
-      if (m.kind == Memory::Kind::kArena && m.arena == arena) {
-        t.memories.push_back(&m);
-        t.blocks.push_back({m.bytes, m.first, m.last});
+    node_ = int(g_.nodes.size()) - 1;
+    std::unordered_map<MemoryId, Tensor> copies;  // of what lies in an arena
+    for (ValueId id : g_.outputs) {
+      Tensor t = value_[size_t(id)];
+      if (const MemoryId m = memory_of(t); memory(m).kind == Memory::Kind::kArena) {
+        auto [at, first] = copies.try_emplace(m);
+        if (first) at->second = copy_of(m, t);
+        t = see(memory_of(at->second), t.meta(), t.offset());
       }
-    return t;
-  }
-
-  // Lays out the groups' arenas first: ordinary memory that fits into their gaps costs nothing.
-  void lay_out_arenas() {
-    for (int a = int(s_.arenas.size()) - 1; a >= 0; --a) {
-      ArenaMemories own = memories_of(a);
-      ArenaLayout layout = lay_out(own.blocks);
-      s_.arenas[size_t(a)].bytes = layout.bytes;
-      for (size_t i = 0; i < own.memories.size(); ++i) own.memories[i]->offset = layout.offsets[i];
-      if (a == 0) return;
-      if (!s_.arenas[size_t(a)].group) continue;
-      ArenaMemories rest = memories_of(0);
-      std::vector<size_t> offsets = fill_gaps(own.blocks, layout, rest.blocks);
-      for (size_t i = 0; i < offsets.size(); ++i)
-        if (offsets[i] != kNoRoom)
-          rest.memories[i]->arena = a, rest.memories[i]->offset = offsets[i];
+      s_.outputs.push_back(t);
     }
+  }
+  Tensor copy_of(MemoryId m, const Tensor& t) {
+    const int64_t n = int64_t(memory(m).bytes / size_of(t.dtype()));
+    const Meta flat = Meta::contiguous({n}, t.dtype(), t.device());
+    const Tensor from = see(m, flat, 0), to = fresh(flat, int(g_.nodes.size()));
+    emit_copy(*copy_primitive(), from, to);
+    return to;
   }
 
   const Graph& g_;

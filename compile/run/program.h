@@ -48,6 +48,7 @@ struct Arena {
   Ref<ProcessGroup> group;  // the group in whose own memory it lies; null: that of `device`
   Device device = {};
   size_t bytes = 0;
+  bool differs = false;  // ranks lay it differently, so that it is ordinary memory all the same
 };
 
 /// One kernel call, on the calling thread's stream of `device`.
@@ -100,8 +101,8 @@ struct Program {
   std::vector<MemoryId> results;     // of collectives: pending until they are done
   std::vector<MemoryId> unfinished;  // those that no step waits for
   // The first arena is ordinary memory of the host. The others are memory of devices, and memory of
-  // groups that have their own, for what their collectives reduce or send in place, as large as
-  // that needs.
+  // groups that have their own there, for what their collectives reduce or send in place (on a
+  // device, for what they write too), as large as that needs.
   std::vector<Arena> arenas;
   std::vector<StepRange> ranges;  // in order; found after the first run (step_ranges.h)
   bool ranges_found = false;

@@ -121,6 +121,7 @@ std::string trace_events(std::span<const ProfileEvent> events, int rank) {
     int lane = lanes.try_emplace(e.lane, int(lanes.size())).first->second;
     json args = json::object();
     if (!e.detail.empty()) args["detail"] = e.detail;
+    if (e.bytes) args["bytes"] = e.bytes;
     write({{"name", e.name},
            {"cat", e.category},
            {"ph", "X"},

@@ -24,12 +24,13 @@ struct ProfileEvent {
   // for a collective is named "wait"; one of category device is what a device did; one of category
   // memory is a sample of what `lane` holds, at begin_us.
   std::string_view category;
-  // "": the program; else what works beside it: a group of ranks, a stream of a device ("cuda:0").
+  // "": the program; else what works beside it: a group of ranks, a stream of a device ("cuda:0",
+  // "cuda:0, NCCL of world (cuda)").
   std::string lane = {};
   std::string detail = {};           // operands, the node of a graph
   double begin_us = 0, took_us = 0;  // begins since 1970, so that ranks of one host align
   double own_us = 0;                 // without the events recorded within
-  int64_t bytes = 0;                 // of category memory
+  int64_t bytes = 0;                 // that are held, of category memory; that a call moves
 };
 
 /// A list of events that any thread may add to.

@@ -11,63 +11,91 @@
 namespace tessera {
 namespace {
 
-/// A stream in a profile. The clock of a device has a zero of its own, so one event of the stream
-/// is timed by both clocks: the device has then nothing else to do.
-struct Lane {
-  Stream stream;
-  std::string name;
-  Ref<Event> zero;     // null: the device has no clock
-  double zero_us = 0;  // on the profile's clock
+/// The clock of a device has a zero of its own, so one event is timed by both clocks: its stream
+/// has then nothing else to do.
+struct Zero {
+  Device device;
+  Ref<Event> event;  // null: the device has no clock
+  double us = 0;     // on the profile's clock
 };
 
 struct Lanes {
-  uint64_t profile = 0;  // its number: they do not keep it alive
-  std::vector<std::shared_ptr<const Lane>> lanes;
+  uint64_t profile = 0;                               // its number: they do not keep it alive
+  std::vector<std::pair<Stream, std::string>> names;  // of streams
+  std::vector<std::shared_ptr<const Zero>> zeros;
   std::map<std::string, int64_t> held;  // the last samples
 };
 
 Lanes& lanes_of_thread() {
   thread_local Lanes lanes;
   const uint64_t now = current_profile()->number();
-  if (lanes.profile != now) lanes = {now, {}, {}};
+  if (lanes.profile != now) lanes = {now, {}, {}, {}};
   return lanes;
 }
 
-std::shared_ptr<const Lane> lane_of(const Stream& stream) {
-  std::vector<std::shared_ptr<const Lane>>& all = lanes_of_thread().lanes;
-  for (const auto& lane : all)
-    if (lane->stream == stream) return lane;
-  DeviceRuntime& runtime = runtime_of(stream.device);
-  Lane lane{stream, to_string(stream.device), nullptr};
-  const auto others = std::ranges::count_if(
-      all, [&](const auto& other) { return other->stream.device == stream.device; });
-  if (others > 0) lane.name += fmt::format(", stream {}", others + 1);
+std::shared_ptr<const Zero> zero_of(Device device) {
+  std::vector<std::shared_ptr<const Zero>>& all = lanes_of_thread().zeros;
+  for (const auto& zero : all)
+    if (zero->device == device) return zero;
+  DeviceRuntime& runtime = runtime_of(device);
+  const Stream stream = stream_of(device);
   runtime.synchronize(stream);
-  lane.zero = runtime.record_timed(stream);
-  if (lane.zero) {
-    lane.zero->wait();
-    lane.zero_us = current_profile()->now_us();
+  Zero zero{device, runtime.record_timed(stream)};
+  if (zero.event) {
+    zero.event->wait();
+    zero.us = current_profile()->now_us();
   }
-  all.push_back(std::make_shared<const Lane>(std::move(lane)));
+  all.push_back(std::make_shared<const Zero>(std::move(zero)));
   return all.back();
+}
+
+const std::string& lane_of(const Stream& stream) {
+  auto& all = lanes_of_thread().names;
+  for (const auto& [named, name] : all)
+    if (named == stream) return name;
+  std::string name = to_string(stream.device);
+  const auto others = std::ranges::count_if(
+      all, [&](const auto& other) { return other.first.device == stream.device; });
+  if (others > 0) name += fmt::format(", stream {}", others + 1);
+  return all.emplace_back(stream, std::move(name)).second;
 }
 
 constinit thread_local bool inside = false;
 
 }  // namespace
 
+AddDeviceTimes device_times(Device device) {
+  if (!current_profile() || device.is_cpu()) return nullptr;
+  std::shared_ptr<const Zero> zero = zero_of(device);
+  if (!zero->event) return nullptr;
+  return [profile = Ref<Profile>(current_profile()), zero = std::move(zero)](
+             ProfileEvent event, Ref<Event> from, Ref<Event> to) {
+    profile->add_later([=] {
+      DeviceRuntime& runtime = runtime_of(zero->device);
+      ProfileEvent e = event;
+      e.begin_us = zero->us + runtime.elapsed_ms(*zero->event, *from) * 1e3;
+      e.took_us = e.own_us = runtime.elapsed_ms(*from, *to) * 1e3;
+      return e;
+    });
+  };
+}
+
 struct DeviceSpan::Open {
   Ref<Profile> profile;
-  std::shared_ptr<const Lane> lane;
-  std::string name;
+  Stream stream;
+  ProfileEvent event;
+  AddDeviceTimes add;  // null: the device has no clock
   Ref<Event> from;
 };
 
 void DeviceSpan::begin(std::string_view name, const Stream& stream) {
   if (inside) return;
-  std::shared_ptr<const Lane> lane = lane_of(stream);
-  Ref<Event> from = lane->zero ? runtime_of(stream.device).record_timed(stream) : nullptr;
-  open_ = new Open{Ref<Profile>(current_profile()), std::move(lane), std::string(name),
+  AddDeviceTimes add = device_times(stream.device);
+  Ref<Event> from = add ? runtime_of(stream.device).record_timed(stream) : nullptr;
+  open_ = new Open{Ref<Profile>(current_profile()),
+                   stream,
+                   {.name = std::string(name), .category = "device", .lane = lane_of(stream)},
+                   std::move(add),
                    std::move(from)};
   inside = true;
 }
@@ -77,19 +105,12 @@ void DeviceSpan::end() noexcept {
   inside = false;
   std::unique_ptr<Open> open(std::exchange(open_, nullptr));
   try {
-    const Stream stream = open->lane->stream;
-    if (open->from)
-      open->profile->add_later([lane = open->lane, name = open->name, from = open->from,
-                                to = runtime_of(stream.device).record_timed(stream)] {
-        DeviceRuntime& runtime = runtime_of(lane->stream.device);
-        ProfileEvent e{.name = name, .category = "device", .lane = lane->name};
-        e.begin_us = lane->zero_us + runtime.elapsed_ms(*lane->zero, *from) * 1e3;
-        e.took_us = e.own_us = runtime.elapsed_ms(*from, *to) * 1e3;
-        return e;
-      });
-    if (open->profile.get() == current_profile()) profile_memory(stream.device);
+    if (open->add)
+      open->add(open->event, open->from,
+                runtime_of(open->stream.device).record_timed(open->stream));
+    if (open->profile.get() == current_profile()) profile_memory(open->stream.device);
   } catch (const std::exception& e) {
-    logging::debug("profile: {} is left out: {}", open->name, e.what());
+    logging::debug("profile: {} is left out: {}", open->event.name, e.what());
   }
 }
 

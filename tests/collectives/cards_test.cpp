@@ -5,11 +5,13 @@
 
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <thread>
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/store/liveness.h"
 #include "core/base/deterministic.h"
+#include "core/base/profile.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
 #include "core/ops/create.h"
@@ -17,6 +19,7 @@
 #include "tests/collectives/processes.h"
 #include "tests/collectives/verbs.h"
 #include "tests/support/on_card.h"
+#include "tests/support/order_on_card.h"
 
 namespace tessera {
 namespace {
@@ -204,6 +207,52 @@ TEST_F(CollectivesOnCards, TimesOfAsynchronousCalls) {
     EXPECT_TRUE(work->done());
     EXPECT_EQ(work->error(), nullptr);
   });
+}
+
+// Each communicator has a lane in a profile; only the profile's first event waits for the card.
+TEST_F(CollectivesOnCards, AProfileHasALaneOfEachCommunicator) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  if (!test::order_of_driver()) GTEST_SKIP() << "a real card records no order";
+  std::string recorded;
+  on_cards(2, [&](ProcessGroup& g) {
+    const Tensor t = of(1), larger = of(1, 1000);
+    g.all_reduce(t);
+    g.barrier();
+    Profiler profiler;
+    sin(t);  // the first event
+    g.barrier();
+    if (g.rank() == 0) test::begin_order();
+    g.barrier();
+    g.all_reduce(larger);
+    g.all_reduce_async(t);
+    if (g.rank() == 0) g.send_async(t, 1);
+    if (g.rank() == 1) g.recv(t, 0);
+    const Tensor y = sin(t);
+    g.barrier();
+    if (g.rank() == 0) recorded = test::end_order();
+    g.barrier();
+    const std::string lane = to_string(default_device()) + ", NCCL of world (cuda)";
+    std::map<std::string, std::vector<ProfileEvent>> lanes;
+    for (const ProfileEvent& e : profiler.profile()->events())
+      if (e.category == "device") lanes[e.lane].push_back(e);
+    EXPECT_EQ(lanes.size(), 3u);
+    const std::vector<ProfileEvent>& calls = lanes[lane];
+    ASSERT_EQ(calls.size(), 2u);
+    EXPECT_EQ(calls[0].name, "all_reduce");
+    EXPECT_EQ(calls[0].bytes, 4000);
+    EXPECT_EQ(calls[1].bytes, 16);
+    EXPECT_TRUE(calls[0].detail.starts_with("f32 at cards_test.cpp:")) << calls[0].detail;
+    EXPECT_GT(calls[0].took_us, 0);
+    EXPECT_GE(calls[1].begin_us, calls[0].begin_us + calls[0].took_us);
+    const ProfileEvent& last = lanes[to_string(default_device())].back();
+    EXPECT_EQ(last.name, "sin");
+    EXPECT_GE(last.begin_us + last.took_us, calls[1].begin_us) << "lanes have one zero";
+    const std::vector<ProfileEvent>& messages = lanes[lane + ", messages to higher ranks"];
+    ASSERT_EQ(messages.size(), 1u);
+    EXPECT_EQ(messages[0].name, g.rank() == 0 ? "send" : "recv");
+  });
+  for (int device : {0, 1})
+    EXPECT_EQ(test::OrderOnCard(recorded, device).waits_between_ops(), std::vector<std::string>());
 }
 
 TEST_F(CollectivesOnCards, RanksThatShareACardPassThroughTheHost) {
@@ -421,6 +470,23 @@ TEST_F(CollectivesOnCards, ProcessesMoveEveryVerb) {
     EXPECT_EQ(r.status, 0) << r.output;
     EXPECT_NE(r.output.find("backend nccl\n"), std::string::npos) << r.output;
   }
+}
+
+TEST_F(CollectivesOnCards, MemoryThatOneRankCannotRegisterIsOrdinaryOnAll) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  const char* no_windows = "refuse:ncclCommWindowRegister:0";
+  const auto run = [](const std::string& refused) {
+    return RankProcesses(1, "memory_on_two_cards", {{"VGPU_NCCL", refused}}).wait(0, test::kHangs);
+  };
+  const RankResult buffers = run(no_windows);
+  EXPECT_EQ(buffers.status, 0) << buffers.output;
+  EXPECT_NE(buffers.output.find("true true\n"), std::string::npos) << buffers.output;
+  const RankResult none = run(std::string(no_windows) + ",refuse:ncclCommRegister:1");
+  EXPECT_EQ(none.status, 0) << none.output;
+  EXPECT_NE(none.output.find("true false\n"), std::string::npos) << none.output;
+  const size_t said = none.output.find("NCCL refuses to register memory");
+  EXPECT_NE(said, std::string::npos) << none.output;
+  EXPECT_EQ(none.output.find("NCCL refuses to register memory", said + 1), std::string::npos);
 }
 
 TEST_F(CollectivesOnCards, AKilledRankIsNamedByTheSurvivors) {

@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "collectives/loopback/run_ranks.h"
 #include "collectives/store/environment.h"
 #include "core/base/parallel.h"
 #include "core/dispatch/copy.h"
@@ -165,6 +166,23 @@ void verbs_on_cards() {
   test::check_verbs(*part, kI32, 9);
   part.reset();
   destroy_process_group();
+}
+
+/// Two ranks of this process allocate memory of their group's, which NCCL refuses one of them.
+void memory_on_two_cards() {
+  run_ranks(2, [](ProcessGroup& g) {
+    const DeviceScope scope({find_device_kind("cuda").value(), int8_t(g.rank())});
+    const Device card = default_device();
+    g.all_reduce(full({4}, 1.0, {kF32, card}));
+    const bool before = g.has_own_memory(card);
+    for (int i = 0; i < 2; ++i) {
+      const Tensor t(Meta::contiguous({4}, kF32, card), g.allocate(16, card));
+      copy_values(t, full({4}, 1.0, {kF32, card}));
+      g.all_reduce(t);
+      TESSERA_CHECK(t.cpu().data<float>()[3] == 2, "a sum is wrong");
+    }
+    if (g.rank() == 0) fmt::print("{} {}\n", before, g.has_own_memory(card));
+  });
 }
 
 /// Calls all_reduce on cards until it fails. One rank kills itself in a call.
@@ -450,6 +468,7 @@ TEST(Rank, DISABLED_Program) {
   if (program == "verbs") return verbs();
   if (program == "verbs_on_cards") return verbs_on_cards();
   if (program == "loop_on_cards") return loop_on_cards();
+  if (program == "memory_on_two_cards") return memory_on_two_cards();
   if (program == "storm_on_cards") return storm_on_cards();
   if (program == "mismatch") return mismatch();
   if (program == "mismatches") return mismatches();

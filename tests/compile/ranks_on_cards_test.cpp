@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <optional>
 
@@ -21,6 +22,7 @@
 #include "core/ops/compose.h"
 #include "tests/compile/numbers.h"
 #include "tests/compile/wrapped_steps.h"
+#include "tests/cuda/counters.h"
 #include "tests/support/on_card.h"
 #include "tests/support/order_on_card.h"
 
@@ -88,6 +90,70 @@ TEST_F(RanksOnCards, StepsBesideEachOtherAndBesideCollectives) {
     compare(c, Eq(1), false, compiler::CompileMode::kMaxAutotune);
   unsetenv("TESSERA_COMPILE_STREAMS");
 }
+// What the collectives of a compiled step read and write lies in windows, where ranks lay it alike,
+// but for that of the loss, which is a result of the step.
+TEST_F(RanksOnCards, CollectivesOfCompiledStepsUseWindows) {
+  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  if (!test::order_of_driver()) GTEST_SKIP() << "a real card counts nothing";
+  const auto runs = [](const char* where) {
+    int64_t n = 0;
+    for (const char* call : {"ncclAllGather", "ncclReduceScatter", "ncclAllReduce"})
+      n += cuda::runs_so_far((std::string(call) + where).c_str());
+    return n;
+  };
+  const auto count = [&](const Case& c) {
+    std::array<int64_t, 2> counted{};  // of a rank in a step: in windows, outside
+    run_ranks(2, [&](ProcessGroup& group) {
+      const DeviceScope scope({card_.kind, int8_t(group.rank())});
+      int64_t data_rank = group.rank();
+      if (!c.mesh.empty()) data_rank = init_device_mesh(c.mesh).coordinate(c.data_axis);
+      test::wrapped::Training training(c, data_rank);
+      auto step = compile([&](const std::vector<Tensor>& batch) { return training.step(batch); });
+      const auto run = [&](int from, int until) {
+        for (int k = from; k < until; ++k) step(training.batch(k));
+        runtime_of(card_).synchronize(stream_of(default_device()));
+        group.barrier();
+      };
+      run(0, 5);
+      const int64_t in = runs(" in windows"), out = runs(" outside of windows");
+      group.barrier();
+      run(5, 7);
+      EXPECT_EQ(step.report().device_graphs, 1);
+      if (group.rank() == 0)
+        counted = {(runs(" in windows") - in) / 4, (runs(" outside of windows") - out) / 4};
+      group.barrier();
+    });
+    return counted;
+  };
+  using Counted = std::array<int64_t, 2>;
+  EXPECT_EQ(count(test::wrapped::ddp({.bucket_bytes = 1024})), (Counted{12, 1}));
+  EXPECT_EQ(count(test::wrapped::fsdp({})), (Counted{79, 1}));
+  // A rank has more of the vocabulary, so that its steps are in another order.
+  EXPECT_EQ(count(test::wrapped::tensor_parallel(true))[0], 0);
+}
+// NCCL ends an aborted communicator, and what is registered there, once graphs with its calls are
+// destroyed; memory is freed behind that.
+TEST_F(RanksOnCards, MemoryOfAStepWhoseGroupIsAborted) {
+  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  testing::internal::CaptureStderr();
+  EXPECT_THROW(run_ranks(2,
+                         [&](ProcessGroup& group) {
+                           const DeviceScope scope({card_.kind, int8_t(group.rank())});
+                           const Ref<ProcessGroup> world = world_group();
+                           auto f = compile([&](const Tensor& x) {
+                             return exp(all_reduce(sin(x), world)) * 2.0;
+                           });
+                           const Tensor x = full({40}, 0.1, {kF32, default_device()});
+                           for (int k = 0; k < 5; ++k) f(x).cpu();
+                           EXPECT_EQ(f.report().device_graphs, 1);
+                           group.barrier();
+                           group.abort("the test ends");
+                           f(x).cpu();
+                         }),
+               CommError);
+  EXPECT_EQ(testing::internal::GetCapturedStderr().find("ncclMemFree"), std::string::npos);
+}
+
 // Launches have to be all ranks': one that records a profile launches its graphs too.
 TEST_F(RanksOnCards, AProfileOfOneRank) {
   if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";

@@ -11,6 +11,7 @@
 #include "core/dispatch/copy.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
+#include "tests/cuda/counters.h"
 #include "tests/support/on_card.h"
 #include "tests/support/order_on_card.h"
 
@@ -174,6 +175,108 @@ TEST_F(OverlapOnCards, FsdpGathersALayerBesideTheOneBefore) {
     for (size_t k = 0; k + 1 < reductions.size(); ++k) expect_beside(o, reductions, k);
     EXPECT_EQ(o.waits_between_ops(), std::vector<std::string>());
   }
+}
+
+// ---- memory of NCCL's own ----
+
+int64_t gathers(const char* where) {
+  return cuda::runs_so_far((std::string("ncclAllGather ") + where).c_str());
+}
+int64_t reductions(const char* where) {
+  return cuda::runs_so_far((std::string("ncclReduceScatter ") + where).c_str());
+}
+
+// Blocks of two parameters, and one layer of the model's own group.
+TEST_F(OverlapOnCards, FsdpGathersAndReducesInWindows) {
+  for (const bool low : {false, true})
+    run_ranks(2, [&](ProcessGroup& g) {
+      const DeviceScope scope(card(g.rank()));
+      auto model = nn::sequential();
+      for (int i = 0; i < kLayers; ++i) model->push_back(nn::linear({.in = kWidth, .out = kWidth}));
+      model->init(1);
+      parallel::FsdpOptions options{.groups = {"1", "2", "3", "4"}};
+      if (low) options.precision = {.param = kBF16, .reduce = kF32};
+      const auto keep = parallel::fully_shard(*model, options);
+      optim::SGD opt(model->parameters(), {.lr = 0.1});
+      const Tensor x = full({8, kWidth}, 0.5, {kF32, default_device()});
+      auto step = [&] {
+        opt.zero_grad();
+        mean(square((*model)(x))).backward();
+        opt.step();
+      };
+      const auto end = [&] {
+        mean(x).item<float>();
+        g.barrier();
+      };
+      for (int i = 0; i < 2; ++i) step();
+      end();
+      const int64_t gathered = gathers("in windows"), reduced = reductions("in windows");
+      const int64_t calls = memory_stats(default_device()).system_calls;
+      const int64_t held = memory_stats(default_device()).live_bytes;
+      end();
+      for (int i = 0; i < 3; ++i) step();
+      end();
+      // A block's weights are gathered again for backward.
+      EXPECT_EQ(gathers("in windows") - gathered, 3 * 2 * 2 * (2 * 4 + 1));
+      EXPECT_EQ(reductions("in windows") - reduced, 3 * 2 * 2 * (4 + 1));
+      EXPECT_EQ(gathers("outside of windows") + reductions("outside of windows"), 0);
+      EXPECT_EQ(memory_stats(default_device()).system_calls, calls);
+      EXPECT_EQ(memory_stats(default_device()).live_bytes, held);
+      end();
+      if (g.rank() == 0) test::begin_order();
+      g.barrier();
+      step();
+      end();
+      if (g.rank() == 0) {  // the weight and the bias of a block move together
+        const OrderOnCard o(test::end_order(), 0);
+        EXPECT_EQ(o.named("ncclGroup").size(), size_t(2 * 4 + 1 + 4 + 1));
+        EXPECT_EQ(o.named("ncclAllGather").size() + o.named("ncclReduceScatter").size(), 0u);
+      }
+      g.barrier();
+    });
+}
+
+TEST_F(OverlapOnCards, DdpSendsTheStateOfAModelInOneLaunch) {
+  run_ranks(2, [&](ProcessGroup& g) {
+    const DeviceScope scope(card(g.rank()));
+    auto model = layers_on(default_device());
+    g.barrier();
+    if (g.rank() == 0) test::begin_order();
+    g.barrier();
+    const auto keep = kDdp(*model);
+    mean(model->parameters()[0]).item<float>();
+    g.barrier();
+    if (g.rank() == 0) {
+      const OrderOnCard o(test::end_order(), 0);
+      EXPECT_EQ(o.named("ncclGroup").size(), 1u);
+      EXPECT_EQ(o.named("ncclBroadcast").size(), 0u);
+    }
+    g.barrier();
+  });
+}
+
+// What the program keeps of a gathered weight has its values after another block has the room.
+TEST_F(ParallelOnCards, AWholeWeightThatIsKeptHasItsValues) {
+  run_ranks(2, [&](ProcessGroup& g) {
+    const DeviceScope scope(card(g.rank()));
+    auto model = layers_on(default_device());
+    std::vector<Tensor> kept;
+    auto& first = dynamic_cast<nn::Linear&>(model->submodule("0"));
+    const auto values = [](const Tensor& t) {
+      const Tensor host = transferred(t.detach(), kCPU);
+      return std::vector<float>(host.data<float>(), host.data<float>() + host.numel());
+    };
+    std::vector<float> want;
+    first.add_post_hook([&](nn::Module&, Inputs, Tensor&) {
+      kept.push_back(first.weight.detach());
+      if (want.empty()) want = values(kept[0]);
+    });
+    const auto keep = kFsdp(*model);
+    const Tensor x = full({8, kWidth}, 0.5, {kF32, default_device()});
+    for (int i = 0; i < 2; ++i) mean(square((*model)(x))).backward();
+    ASSERT_EQ(kept.size(), 2u);
+    for (const Tensor& t : kept) EXPECT_EQ(values(t), want);
+  });
 }
 
 }  // namespace

@@ -97,6 +97,34 @@ TEST(NcclFaults, WindowsInDifferentOrders) {
   });
 }
 
+TEST(NcclFaults, CollectivesWhoseMemoryLiesElsewhereInAWindow) {
+  for (const bool outside : {false, true})
+    expect_found(false, "in another place of a window than rank", [&](const Kernels&) {
+      return on_ranks([&](int r, Comm comm, StreamHandle s) {
+        void *memory = nullptr, *ordinary = reinterpret_cast<void*>(zeros(8, s));
+        nccl().mem_alloc(&memory, kMiB);
+        Window window = nullptr;
+        nccl().window_register(comm, memory, kMiB, &window, tessera::nccl::kWindowSymmetric);
+        cuda().fill_32(reinterpret_cast<DevicePtr>(memory), 0, 64, s);
+        void* at = static_cast<float*>(memory) + 32 * r;
+        if (outside && r) at = ordinary;
+        nccl().all_reduce(at, at, 8, DataType::kFloat32, RedOp::kSum, comm, s);
+        return cuda().stream_synchronize(s) == Result::kSuccess;
+      });
+    });
+}
+
+TEST(NcclFaults, MemoryThatIsFreedWhileItIsRegistered) {
+  expect_found(false, "ncclMemFree: a communicator has it registered", [](const Kernels&) {
+    return on_ranks([](int, Comm comm, StreamHandle) {
+      void *memory = nullptr, *handle = nullptr;
+      nccl().mem_alloc(&memory, kMiB);
+      nccl().comm_register(comm, memory, kMiB, &handle);
+      return nccl().mem_free(memory) == Error::kSuccess;
+    });
+  });
+}
+
 TEST(NcclFaults, StreamOfAnotherDevice) {
   expect_found(false, "a stream of device 0, but the communicator is on device 1",
                [](const Kernels&) {

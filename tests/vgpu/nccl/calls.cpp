@@ -230,6 +230,8 @@ Result ncclMemFree(void* at) {
     const auto found = allocations().find(reinterpret_cast<cuda::DevicePtr>(at));
     if (found == allocations().end())
       return refuse(Result::kInvalidArgument, "ncclMemFree", "no memory of ncclMemAlloc");
+    if (is_registered(at))
+      return refuse(Result::kInvalidUsage, "ncclMemFree", "a communicator has it registered");
     p = found->second;
     allocations().erase(found);
   }
@@ -244,7 +246,7 @@ Result ncclCommRegister(Comm handle, void* at, size_t bytes, void** registration
       return r;
     if (!bytes || !is_device_memory(at, bytes))
       return refuse(Result::kInvalidArgument, "ncclCommRegister", "not memory of a device");
-    auto* window = new WindowObject{at};
+    auto* window = new WindowObject{at, bytes, ++comm->windows};
     comm->registered.insert(window);
     return *registration = window, Result::kSuccess;
   });
@@ -254,7 +256,7 @@ Result ncclCommDeregister(Comm handle, void* registration) {
     CommRef comm;
     if (const Result r = find_ready("ncclCommDeregister", handle, &comm); r != Result::kSuccess)
       return r;
-    if (!comm->registered.erase(registration))
+    if (!comm->registered.erase(static_cast<WindowObject*>(registration)))
       return refuse(Result::kInvalidArgument, "ncclCommDeregister", "nothing that is registered");
     delete static_cast<WindowObject*>(registration);
     return Result::kSuccess;
@@ -280,7 +282,7 @@ Result ncclCommWindowRegister(Comm handle, void* at, size_t bytes, Window* windo
                             std::to_string(c->note_of(r, k)[0]) + " bytes where rank " +
                             std::to_string(c->rank) + " registers " + std::to_string(bytes) +
                             "; all ranks register in one order");
-      auto* made = new WindowObject{at};
+      auto* made = new WindowObject{at, bytes, ++c->windows};
       c->registered.insert(made);
       return *window = made, Result::kSuccess;
     };

@@ -36,8 +36,7 @@ Requests requests_of_environment() {
       r.error_rank = number(1, 0), r.error_nth = static_cast<uint64_t>(number(2, 1));
       r.error_code = Result{number(3, 6)};
     } else if (words[0] == "refuse" && words.size() >= 2) {
-      r.refuse_call = words[1], r.refuse_nth = static_cast<uint64_t>(number(2, 1));
-      r.refuse_code = Result{number(3, 2)};
+      r.refusals.push_back({words[1], static_cast<uint64_t>(number(2, 1)), Result{number(3, 2)}});
     } else {
       std::fprintf(stderr, "vgpu: VGPU_NCCL has no \"%s\"\n", item.c_str());
       std::abort();
@@ -157,6 +156,21 @@ bool Communicator::exchange(uint64_t k, const int64_t (&mine)[4]) const {
   for (int r = 0; r < size; ++r)
     if (segment->rank(r).notes.load(std::memory_order_acquire) <= k) return false;
   return true;
+}
+
+const WindowObject* Communicator::window_with(const void* at, size_t bytes, bool all) const {
+  const auto begin = reinterpret_cast<uintptr_t>(at), end = begin + bytes;
+  for (const WindowObject* w : registered) {
+    const auto first = reinterpret_cast<uintptr_t>(w->at), last = first + w->bytes;
+    if (all ? first <= begin && end <= last : first < end && begin < last) return w;
+  }
+  return nullptr;
+}
+
+bool is_registered(const void* at) {
+  return std::ranges::any_of(comms(), [&](const CommObject* object) {
+    return object->comm->window_with(at, 1, /*all=*/false);
+  });
 }
 
 Result Communicator::ask() {
@@ -336,9 +350,9 @@ Result ncclCommAbort(Comm handle) {
     comm->aborted = true;
     comm->job = nullptr;
     if (comm->unlaunched) std::exchange(comm->unlaunched, nullptr)();
+    vgpu::nccl::await_graphs("ncclCommAbort", *comm, lock);
     comm->registered.clear();
     vgpu::nccl::comms().erase(handle);
-    vgpu::nccl::await_graphs("ncclCommAbort", *comm, lock);
     delete handle;
     return Result::kSuccess;
   });

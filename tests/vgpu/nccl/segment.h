@@ -20,6 +20,8 @@ struct CallFacts {
   uint64_t number = 0;  // of the call in the communicator
   int32_t verb = 0, type = 0, op = 0, root = 0, captured = 0;
   uint64_t count = 0;
+  /// Where operand and result lie: of each the number of its window and the offset; 0: in none.
+  uint64_t places[4] = {};
   bool operator==(const CallFacts&) const = default;
 };
 

@@ -47,7 +47,9 @@ class Collective final : public Task {
               static_cast<int32_t>(how_.op) + (how_.scaled ? 100 : 0),
               call.root,
               0,
-              call.count};
+              call.count,
+              {}};
+    find_places();
   }
 
   std::unique_ptr<Task> again() const override {
@@ -59,6 +61,8 @@ class Collective final : public Task {
     facts_.number = comm_->calls++;
     if (gives_) use(call_.in, given_, kVgpuRead, comm_->device);
     if (takes_) use(call_.out, taken_, kVgpuWrite, comm_->device);
+    const bool in_windows = facts_.places[0] && facts_.places[2];
+    ++gpu().counters[name + (in_windows ? " in windows" : " outside of windows")].runs;
   }
 
   bool step() override {
@@ -92,9 +96,33 @@ class Collective final : public Task {
         return false;
     return true;
   }
+  // Of the verbs that make use of windows. In place, a rank's piece is where the whole is.
+  void find_places() {
+    const bool gathers = call_.verb == Verb::kAllGather;
+    const bool scatters = call_.verb == Verb::kReduceScatter;
+    if (!gathers && !scatters && call_.verb != Verb::kAllReduce) return;
+    const size_t own = static_cast<size_t>(comm_->rank) * call_.count * element_;
+    const char *in = bytes_at(call_.in), *out = bytes_at(call_.out);
+    note_place(0, gathers && in == out + own ? out : in, given_);
+    note_place(2, scatters && out == in + own ? in : out, taken_);
+  }
+  void note_place(size_t i, const char* at, size_t bytes) {
+    const WindowObject* window = comm_->window_with(at, bytes, /*all=*/true);
+    if (!window) return;
+    facts_.places[i] = window->number;
+    facts_.places[i + 1] = static_cast<uint64_t>(at - bytes_at(window->at));
+  }
+  void check_places(int r, CallFacts theirs) const {
+    std::ranges::copy(facts_.places, theirs.places);
+    if (theirs != facts_) return;
+    throw OpError(tessera::cuda::Result::kIllegalAddress,
+                  name + ": rank " + std::to_string(r) + " has its memory in another place of a " +
+                      "window than rank " + std::to_string(comm_->rank) + ", or in none");
+  }
   bool agree() {
     for (int r = 0; r < comm_->size; ++r)
-      if (comm_->segment->rank(r).facts[place()] != facts_) {
+      if (const CallFacts& theirs = comm_->segment->rank(r).facts[place()]; theirs != facts_) {
+        check_places(r, theirs);
         differs_ = true;
         report(*comm_, name + ": rank " + std::to_string(r) + " made another call");
         return false;
