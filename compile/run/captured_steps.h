@@ -55,13 +55,18 @@ class CapturedSteps {
   void stand_in(Program& program, Place& place);
   void enqueue(const Program& program, const StepRange& range, const StepStreams& streams);
   bool launch(Program& program, size_t r);
+  struct Captured;
   bool capture(const Program& program, const StepRange& range, const StepStreams& streams,
-               Ref<DeviceGraph>& graph);
+               Captured& as);
   void give_up(const std::string& why);
 
+  struct Captured {
+    Ref<DeviceGraph> graph;
+    bool before = false;  // it was tried; ranks try together
+  };
   // What a range of steps has been captured as.
   struct Graphs {
-    Ref<DeviceGraph> one, several;  // by the streams that its steps are on
+    Captured one, several;  // by the streams that its steps are on
     std::optional<StreamChoice> choice = {};
     Stream stream = {};  // where they are launched
   };
