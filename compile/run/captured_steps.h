@@ -21,6 +21,8 @@ class CapturedSteps {
  public:
   /// `tunes`: ranges may run on several streams, where that was faster (stream_choice.h).
   explicit CapturedSteps(bool tunes) : tunes_(tunes) {}
+  /// Whether runs of `program` launch graphs, or will.
+  bool captures(const Program& program) const { return !program.ranges.empty() && !gave_up_; }
   /// Begins a run of `program`, whose memories are bound. `step_by_step`: it captures nothing and
   /// launches no graph, except where graphs have collectives, which ranks launch together. Throws
   /// nothing but what waits for inputs throw.
