@@ -15,8 +15,8 @@ enum class CompileMode : uint8_t {
   kDefault,         // ops become generated kernels
   kReduceOverhead,  // no code is generated, so that no compiler is needed
   kMaxAutotune,     // as kDefault; steps of a device also run beside each other on several streams
-                    // where that was faster, which the first steps measure; not where they have
-                    // collectives, nor in graphs that serve many sizes
+                    // where that was faster, which the first steps measure (ranks together); not in
+                    // graphs that serve many sizes
 };
 /// Parses "default", "reduce-overhead" or "max-autotune"; throws UserError naming the text.
 CompileMode parse_compile_mode(std::string_view text);

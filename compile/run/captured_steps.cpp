@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "collectives/ops.h"
+#include "compile/run/range_ranks.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/profile.h"
@@ -38,15 +40,10 @@ class PendingCalls {
   std::unordered_map<const Storage*, Ref<Work>> calls_;
 };
 
-// Whether all ranks of the range's groups captured it.
-bool all_captured(const Program& program, const StepRange& range, bool here) {
-  std::vector<ProcessGroup*> groups;
-  for (int i = range.begin; i < range.end; ++i)
-    if (const Step& s = program.steps[size_t(i)]; s.collective)
-      if (ProcessGroup* g = &group_of(*s.prim); std::ranges::find(groups, g) == groups.end())
-        groups.push_back(g);
-  Tensor all = from_values<int32_t>({here}, {1});
-  for (ProcessGroup* g : groups) g->all_reduce(all, ReduceOp::kMin);
+// Whether all ranks that run the range captured it.
+bool all_captured(const RangeRanks& ranks, bool here) {
+  const Tensor all = from_values<int32_t>({here}, {1});
+  ranks.least(all);
   return all.item<int32_t>() == 1;
 }
 
@@ -160,7 +157,7 @@ void CapturedSteps::look_at_places(Program& program) {
     if (moved && runs_ > 2 && ++moves_ > kMostMoves && 2 * moves_ > runs_)
       return give_up("memory that it writes is elsewhere at each call");
     if (moved)
-      for (Graphs& g : graphs_) g.one.reset(), g.several.reset();
+      for (Graphs& g : graphs_) g.one.graph.reset(), g.several.graph.reset();
   } catch (const Error& e) {
     give_up(e.what());
   }
@@ -182,10 +179,10 @@ void CapturedSteps::enqueue(const Program& program, const StepRange& range,
 }
 
 bool CapturedSteps::capture(const Program& program, const StepRange& range,
-                            const StepStreams& streams, Ref<DeviceGraph>& graph) {
+                            const StepStreams& streams, Captured& as) {
   std::string why;
   try {
-    graph = runtime_of(range.device).capture(range.device.index, [&] {
+    as.graph = runtime_of(range.device).capture(range.device.index, [&] {
       enqueue(program, range, streams);
     });
   } catch (const CommError&) {
@@ -193,11 +190,12 @@ bool CapturedSteps::capture(const Program& program, const StepRange& range,
   } catch (const std::exception& e) {
     why = e.what();
   }
-  // In the second run all capture; later ones do where memory has moved.
-  if (range.collectives && runs_ == 2 && !all_captured(program, range, why.empty()) && why.empty())
+  // All capture it for the first time in the same run; later each does where its memory has moved.
+  if (!std::exchange(as.before, true) && range.collectives &&
+      !all_captured(RangeRanks(program, range), why.empty()) && why.empty())
     why = "another rank could not capture it";
   if (why.empty()) return true;
-  graph = nullptr;
+  as.graph = nullptr;
   give_up(why);
   return false;
 }
@@ -212,14 +210,14 @@ bool CapturedSteps::launch(Program& program, size_t r) {
   const Way way = graphs.choice ? graphs.choice->next() : Way::kOne;
   const StepStreams streams = way == Way::kOne ? StepStreams() : graphs.choice->streams();
   if (way == Way::kSeveralOneByOne) return enqueue(program, range, streams), true;
-  Ref<DeviceGraph>& graph = way == Way::kOne ? graphs.one : graphs.several;
-  if (!graph && !capture(program, range, streams, graph)) return false;
+  Captured& now = way == Way::kOne ? graphs.one : graphs.several;
+  if (!now.graph && !capture(program, range, streams, now)) return false;
   graphs.stream = stream;
   if (graphs.choice) graphs.choice->begins();
-  graph->launch(stream);
+  now.graph->launch(stream);
   if (graphs.choice) graphs.choice->ended();
   if (graphs.choice && graphs.choice->is_made())
-    (way == Way::kOne ? graphs.several : graphs.one) = nullptr;
+    (way == Way::kOne ? graphs.several : graphs.one).graph = nullptr;
   ++launches_;
   return true;
 }

@@ -21,6 +21,8 @@ class CapturedSteps {
  public:
   /// `tunes`: ranges may run on several streams, where that was faster (stream_choice.h).
   explicit CapturedSteps(bool tunes) : tunes_(tunes) {}
+  /// Whether runs of `program` launch graphs, or will.
+  bool captures(const Program& program) const { return !program.ranges.empty() && !gave_up_; }
   /// Begins a run of `program`, whose memories are bound. `step_by_step`: it captures nothing and
   /// launches no graph, except where graphs have collectives, which ranks launch together. Throws
   /// nothing but what waits for inputs throw.
@@ -55,13 +57,18 @@ class CapturedSteps {
   void stand_in(Program& program, Place& place);
   void enqueue(const Program& program, const StepRange& range, const StepStreams& streams);
   bool launch(Program& program, size_t r);
+  struct Captured;
   bool capture(const Program& program, const StepRange& range, const StepStreams& streams,
-               Ref<DeviceGraph>& graph);
+               Captured& as);
   void give_up(const std::string& why);
 
+  struct Captured {
+    Ref<DeviceGraph> graph;
+    bool before = false;  // it was tried; ranks try together
+  };
   // What a range of steps has been captured as.
   struct Graphs {
-    Ref<DeviceGraph> one, several;  // by the streams that its steps are on
+    Captured one, several;  // by the streams that its steps are on
     std::optional<StreamChoice> choice = {};
     Stream stream = {};  // where they are launched
   };

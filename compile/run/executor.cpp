@@ -71,7 +71,8 @@ class SharedArena {
     return owned.emplace_back(like.group, like.device, like.differs);
   }
   std::list<Owned> owned;
-  Executor::Impl* user = nullptr;
+  // Those whose memories lie in it; the one that has used it last comes first.
+  std::list<Executor::Impl*> users;
 };
 std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<SharedArena>(); }
 
@@ -121,7 +122,7 @@ struct Executor::Impl {
   Memory& memory(MemoryId m) { return program.memories[size_t(m)]; }
 
   ~Impl() {
-    if (shared && shared->user == this) shared->user = nullptr;
+    if (shared) shared->users.remove(this);
   }
 
   // Blocks that eager steps left in the allocator's cache would fit nothing in the arena, so they
@@ -135,15 +136,33 @@ struct Executor::Impl {
   }
   Ref<Storage> shared_arena(const Arena& a) {
     Ref<Storage>& storage = shared->of(a).storage;
-    if (!storage || storage->bytes() < a.bytes) {
-      storage.reset();
-      storage = new_arena(a);
-    }
+    if (!fits(a)) storage = new_arena(a);
     return storage;
   }
+  bool fits(const Arena& a) const {
+    const Ref<Storage>& storage = shared->of(a).storage;
+    return storage && storage->bytes() >= a.bytes;
+  }
+
+  // Executors that launch graphs keep their memory while others use the arena, so that it stays
+  // where the graphs know it: the kMostInTurn that have used it last, as long as it is large
+  // enough.
   void take_turn() {
-    if (shared->user && shared->user != this) shared->user->release_memory();
-    shared->user = this;
+    std::list<Impl*>& users = shared->users;
+    if (!users.empty() && users.front() != this) users.front()->end_turn();
+    const bool moves =
+        !std::ranges::all_of(program.arenas, [&](const Arena& a) { return fits(a); });
+    if (!moves) users.remove(this);
+    while (users.size() > (moves ? 0 : kMostInTurn - 1)) users.back()->release_memory();
+    if (moves)
+      for (const Arena& a : program.arenas)
+        if (!fits(a)) shared->of(a).storage.reset();
+    users.push_front(this);
+  }
+  void end_turn() {
+    finish_last_run();
+    release_inputs();
+    if (!captured.captures(program)) release_memory();
   }
   // Releases the arenas, and its hold on outputs that the program may still use.
   void release_memory() {
@@ -154,14 +173,16 @@ struct Executor::Impl {
         bind(m, make_ref<Storage>(nullptr, m.bytes, m.storage->device(), nullptr), 0);
     arenas.clear();
     captured.reset();
+    shared->users.remove(this);
   }
 
   void take_memory() {
-    if (!arenas.empty() && (!shared || shared->user == this)) return;
+    if (!arenas.empty() && (!shared || shared->users.front() == this)) return;
     if (shared) take_turn();
     if (!std::exchange(arenas_agreed, true)) agree_on_arenas(program);
     std::vector<Ref<Storage>> taken;
     for (const Arena& a : program.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
+    if (taken == arenas) return;  // where they were before others' turns
     arenas = std::move(taken);
     captured.reset();
     numbers.take_memory(program);
@@ -405,6 +426,7 @@ struct Executor::Impl {
     return results;
   }
 
+  static constexpr size_t kMostInTurn = 8;
   Graph graph;
   Program program;
   MemoryPlan plan;

@@ -31,6 +31,8 @@ struct MemoryPlan {
 };
 
 /// Arenas that several executors of one thread use in turn, as large as the largest of them needs.
+/// They stay where they are while they are large enough, so that graphs of devices can be launched
+/// in turn.
 class SharedArena;
 std::shared_ptr<SharedArena> make_shared_arena();
 
@@ -39,7 +41,8 @@ class Executor {
   /// Plans `graph`, which must be verified and whose nodes may be reordered (memory_order.h).
   /// Memory is allocated at the first run. A run with another number of threads or another
   /// deterministic mode than the last one plans the steps anew. `arena`: an arena shared with other
-  /// executors; before one of them runs, this one releases all its memory. `tunes`: steps that a
+  /// executors; before one of them runs, this one releases all its memory, unless it launches
+  /// graphs of a device and is one of the eight that ran last. `tunes`: steps that a
   /// device captures may run beside each other on streams of it, where that was measured to be
   /// faster.
   explicit Executor(Graph graph, std::shared_ptr<SharedArena> arena = nullptr, bool tunes = false);

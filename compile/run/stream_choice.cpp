@@ -1,12 +1,14 @@
 #include "compile/run/stream_choice.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "core/base/env.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/io/hash.h"
 #include "core/io/object_cache.h"
+#include "core/ops/create.h"
 #include "core/tensor/device_runtime.h"
 
 namespace tessera::compiler {
@@ -15,8 +17,8 @@ namespace {
 io::ObjectCache disk() { return {"", ".streams", "compile"}; }
 
 // All that the times of the range depend on.
-std::string key_of(const Program& p, const StepRange& range) {
-  std::string text = runtime_of(range.device).identity(range.device.index);
+std::string key_of(const Program& p, const StepRange& range, const RangeRanks& ranks) {
+  std::string text = runtime_of(range.device).identity(range.device.index) + ranks.text();
   for (int i = range.begin; i < range.end; ++i) {
     const Step& s = p.steps[size_t(i)];
     text += to_string(*s.prim);
@@ -37,26 +39,38 @@ std::string streams_wanted() {
 }
 
 StreamChoice::StreamChoice(const Program& p, const StepRange& range)
-    : device_(range.device), streams_(spread(p, range)) {
+    : device_(range.device),
+      streams_(spread(p, range)),
+      ranks_(p, range),
+      key_(key_of(p, range, ranks_)) {
+  const Plan plan = agreed(plan_here());
+  if (plan == Plan::kOne || plan == Plan::kKeptOne) chosen_ = Way::kOne;
+  if (plan == Plan::kKeptSeveral || plan == Plan::kAskedSeveral) trying_ = Way::kSeveralOneByOne;
+}
+
+StreamChoice::Plan StreamChoice::plan_here() const {
   const std::string wanted = streams_wanted();
-  const bool times =
-      wanted == "timed" || runtime_of(device_).why_times_mean_nothing(device_.index).empty();
-  const bool asked = wanted == "several";
-  if (streams_.count == 1 || wanted == "one" || (!asked && (range.collectives || !times)))
-    chosen_ = Way::kOne;
-  if (asked) trying_ = Way::kSeveralOneByOne;
-  if (asked || chosen_) return;
-  key_ = key_of(p, range);
+  if (streams_.count == 1 || wanted == "one") return Plan::kOne;
+  if (wanted == "several") return Plan::kAskedSeveral;
+  if (wanted.empty() && !runtime_of(device_).why_times_mean_nothing(device_.index).empty())
+    return Plan::kOne;
   try {
-    const auto kept = disk().find(key_);
-    if (!kept) return;
-    if (kept->object() == "several")
-      trying_ = Way::kSeveralOneByOne;
-    else
-      chosen_ = Way::kOne;
+    if (const auto kept = disk().find(key_))
+      return kept->object() == "several" ? Plan::kKeptSeveral : Plan::kKeptOne;
   } catch (const io::CacheError& e) {
     logging::info("{}; streams are timed again", e.what());
   }
+  return Plan::kTimes;
+}
+
+// Ranks with different plans take one stream where one of them has to, and time both ways where
+// none has.
+StreamChoice::Plan StreamChoice::agreed(Plan here) const {
+  if (ranks_.alone()) return here;
+  const Tensor ends = from_values<int32_t>({int32_t(here), -int32_t(here)}, {2});
+  ranks_.least(ends);
+  const Plan first = Plan(ends.data<int32_t>()[0]), last = Plan(-ends.data<int32_t>()[1]);
+  return first == last || first == Plan::kOne ? first : Plan::kTimes;
 }
 
 StreamChoice::Way StreamChoice::next() {
@@ -78,7 +92,7 @@ void StreamChoice::ended() {
 }
 
 void StreamChoice::look() {
-  if (!end_ || !end_->done()) return;
+  if (!end_ || (ranks_.alone() && !end_->done())) return;
   Times& t = times_[trying_ == Way::kSeveral];
   const double ms = runtime_of(device_).elapsed_ms(*begin_, *end_);
   begin_ = end_ = nullptr;
@@ -91,20 +105,29 @@ void StreamChoice::look() {
 }
 
 void StreamChoice::choose() {
-  chosen_ = times_[1].least < times_[0].least ? Way::kSeveral : Way::kOne;
-  logging::info("compile: a step takes {:.3f} ms on one stream and {:.3f} ms on {}",
-                times_[0].least, times_[1].least, streams_.count);
+  const Tensor ms = from_values<double>({times_[0].least, times_[1].least}, {2});
+  ranks_.most(ms);
+  const double one = ms.data<double>()[0], several = ms.data<double>()[1];
+  chosen_ = several < one ? Way::kSeveral : Way::kOne;
+  logging::info("compile: a step takes {:.3f} ms on one stream and {:.3f} ms on {}", one, several,
+                streams_.count);
   try {
-    bool made = false;
-    disk().find_or_make(
-        key_,
-        [&](const std::string&) {
-          return std::string(*chosen_ == Way::kSeveral ? "several" : "one");
-        },
-        &made);
+    keep();
   } catch (const io::CacheError& e) {
     logging::info("{}; streams are timed again", e.what());
   }
+}
+
+// An entry that is there was not that of all ranks.
+void StreamChoice::keep() const {
+  const std::string choice = *chosen_ == Way::kSeveral ? "several" : "one";
+  if (const auto kept = disk().find(key_); kept && kept->object() != choice) {
+    std::error_code gone_already;
+    std::filesystem::remove(kept->path, gone_already);
+  }
+  bool made = false;
+  disk().find_or_make(
+      key_, [&](const std::string&) { return choice; }, &made);
 }
 
 }  // namespace tessera::compiler
