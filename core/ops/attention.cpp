@@ -266,16 +266,18 @@ void register_attention_ops(OpRegistry& registry) {
   auto q = [] { return sample_values({2, 2, 5, 3}, -1, 1, 1); };
   auto k = [] { return sample_values({2, 2, 5, 3}, -1, 1, 2); };
   auto v = [] { return sample_values({2, 2, 5, 4}, -1, 1, 3); };
-  // Nothing, causal, keys of which some are padding, and numbers for each query and head.
+  // Nothing, causal, keys of which some are padding, and all of one sequence, and numbers for each
+  // query and head.
   struct Variant {
     bool causal;
     Tensor mask;
   };
   auto variants = [] {
-    return std::vector<Variant>{{false, {}},
-                                {true, {}},
-                                {false, gt(sample_values({2, 1, 1, 5}, -1, 1, 5), -0.5)},
-                                {true, sample_values({1, 2, 5, 5}, -1, 1, 6)}};
+    return std::vector<Variant>{
+        {false, {}},
+        {true, {}},
+        {false, lt(arange(0, 5), from_values<int64_t>({4, 0}, {2, 1, 1, 1}))},
+        {true, sample_values({1, 2, 5, 5}, -1, 1, 6)}};
   };
   auto with = [](std::vector<Tensor> in, const Tensor& mask) {
     if (mask.defined()) in.push_back(mask);
