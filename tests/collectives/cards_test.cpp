@@ -10,6 +10,7 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/store/liveness.h"
+#include "collectives/together.h"
 #include "core/base/deterministic.h"
 #include "core/base/profile.h"
 #include "core/dispatch/copy.h"
@@ -253,6 +254,33 @@ TEST_F(CollectivesOnCards, AProfileHasALaneOfEachCommunicator) {
   });
   for (int device : {0, 1})
     EXPECT_EQ(test::OrderOnCard(recorded, device).waits_between_ops(), std::vector<std::string>());
+}
+
+TEST_F(CollectivesOnCards, CallsTogetherAreOneLaunchAndOneEvent) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  on_cards(2, [&](ProcessGroup& g) {
+    const Tensor a = of(1), b = of(2, 1000), c = of(3);
+    g.all_reduce(c);
+    Profiler profiler;
+    {
+      const TogetherScope together;
+      g.all_reduce_async(a);
+      g.all_reduce_async(b);
+    }
+    {
+      const TogetherScope together;
+      g.all_reduce_async(c);
+      EXPECT_EQ(values(c), std::vector<float>(4, 12)) << "whoever needs a result submits the call";
+    }
+    EXPECT_EQ(values(a), std::vector<float>(4, 2));
+    EXPECT_EQ(values(b), std::vector<float>(1000, 4));
+    std::vector<ProfileEvent> calls;
+    for (const ProfileEvent& e : profiler.profile()->events())
+      if (e.name == "all_reduce") calls.push_back(e);
+    ASSERT_EQ(calls.size(), 2u);
+    EXPECT_TRUE(calls[0].detail.ends_with(", one of 2 calls together")) << calls[0].detail;
+    EXPECT_EQ(calls[0].bytes, 4016);
+  });
 }
 
 TEST_F(CollectivesOnCards, RanksThatShareACardPassThroughTheHost) {

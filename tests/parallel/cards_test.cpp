@@ -261,14 +261,14 @@ TEST_F(ParallelOnCards, AWholeWeightThatIsKeptHasItsValues) {
     const DeviceScope scope(card(g.rank()));
     auto model = layers_on(default_device());
     std::vector<Tensor> kept;
-    auto& first = dynamic_cast<nn::Linear&>(model->submodule("0"));
+    auto& layer = dynamic_cast<nn::Linear&>(model->submodule("2"));
     const auto values = [](const Tensor& t) {
       const Tensor host = transferred(t.detach(), kCPU);
       return std::vector<float>(host.data<float>(), host.data<float>() + host.numel());
     };
     std::vector<float> want;
-    first.add_post_hook([&](nn::Module&, Inputs, Tensor&) {
-      kept.push_back(first.weight.detach());
+    layer.add_post_hook([&](nn::Module&, Inputs, Tensor&) {
+      kept.push_back(layer.weight.detach());
       if (want.empty()) want = values(kept[0]);
     });
     const auto keep = kFsdp(*model);
