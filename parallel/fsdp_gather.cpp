@@ -132,10 +132,6 @@ bool State::stale(const Group& g) const {
 }
 
 void State::gather(Group& g) {
-  TESSERA_CHECK(
-      !options_.offload || !context().records,
-      "fully_shard: offloaded parameters in a compiled function, which runs on one device; "
-      "leave offload or compile() out");
   bool unfit = grad_enabled() && !g.recorded;  // a forward that was not recorded gathered it
   if (g.gathered && (unfit || stale(g))) keep_written(g), let_go(g);
   if (g.gathered) return;

@@ -13,12 +13,15 @@ struct ArenaMemories {
   std::vector<Memory*> memories = {};
   std::vector<Block> blocks = {};
 };
+// What is copied beside the host has pages of its own, as blocks of pinned memory have.
 ArenaMemories memories_of(Program& p, size_t arena) {
+  constexpr size_t kPage = 4096;
+  const size_t align = p.arenas[arena].beside.is_cpu() ? 1 : kPage;
   ArenaMemories t;
   for (Memory& m : p.memories)
     if (m.kind == Memory::Kind::kArena && size_t(m.arena) == arena) {
       t.memories.push_back(&m);
-      t.blocks.push_back({m.bytes, m.first, m.last});
+      t.blocks.push_back({(m.bytes + align - 1) / align * align, m.first, m.last});
     }
   return t;
 }

@@ -1,6 +1,7 @@
 #include "compile/run/captured_steps.h"
 
 #include <algorithm>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "core/base/log.h"
 #include "core/base/profile.h"
 #include "core/ops/create.h"
+#include "core/tensor/ready_lock.h"
 
 namespace tessera::compiler {
 namespace {
@@ -47,6 +49,21 @@ bool all_captured(const RangeRanks& ranks, bool here) {
   return all.item<int32_t>() == 1;
 }
 
+// The host's side is waited for, and noted, around all of the range.
+void move(const Step& s, const Stream& stream) {
+  const Tensor &from = s.in[0], &to = s.out[0];
+  runtime_of(stream.device)
+      .copy(to.device_data(), to.device(), from.device_data(), from.device(), from.nbytes(),
+            stream);
+}
+
+// Notes that what has been enqueued on `stream` reads memory of the host, or writes it.
+void note_use(Storage& host, const Stream& stream, bool writes) {
+  Ref<Event> last = runtime_of(stream.device).record(stream);
+  std::lock_guard lock(ready_lock());
+  writes ? host.set_ready(std::move(last)) : host.add_reader(std::move(last));
+}
+
 const char* address_of(const Memory& m) {
   const Tensor& t = m.views[0].tensor;
   return static_cast<const char*>(m.storage->data()) + t.offset() * int64_t(size_of(t.dtype()));
@@ -79,10 +96,11 @@ void CapturedSteps::find_places(const Program& program) {
       if (m.kind == Memory::Kind::kArena || seen[size_t(id)]) continue;
       seen[size_t(id)] = true;
       const size_t bytes = size_of(m.views[0].tensor.dtype());
+      const Device device = m.storage->device();
       places_.push_back(
           {.memory = id,
-           .device = range.device,
-           .movable = output || !m.written,
+           .device = device,
+           .movable = !device.is_cpu() && (output || !m.written),
            .moves = together && (output || (input && !m.written)),
            .reach = output ? Range{.begin = 0, .size = int64_t(m.bytes / bytes)} : reach_of(m),
            .element_bytes = bytes});
@@ -171,6 +189,7 @@ void CapturedSteps::enqueue(const Program& program, const StepRange& range,
   run_on(streams, range, [&](int i) {
     const Step& s = program.steps[size_t(i)];
     for (MemoryId m : s.waits) pending.wait_for(program.memories[size_t(m)].storage.get());
+    if (s.moves) return move(s, stream_of(range.device));
     SubmittedScope submitted;
     s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream_of(range.device));
     for (const Ref<Work>& work : submitted.take()) pending.add(s, work);
@@ -233,7 +252,11 @@ bool CapturedSteps::run(Program& program, size_t r) {
     if (written) storage(m).wait_writable(stream);
   ProfileSpan span("captured steps", "kernel");
   if (!launch(program, r)) return false;
-  for (const auto& [m, written] : range.touched) storage(m).used_on(stream, written);
+  for (const auto& [m, written] : range.touched)
+    if (storage(m).device().is_cpu())
+      note_use(storage(m), stream, written);
+    else
+      storage(m).used_on(stream, written);
   for (MemoryId m : range.bumps) storage(m).bump_version();
   return true;
 }

@@ -1,7 +1,8 @@
 // Runs ranges of a program's steps as graphs of their device, one launch each. The first run goes
 // step by step, since kernels are loaded then and groups choose who moves their tensors; the second
 // one captures. Collectives that are captured run on a stream of their group's: they begin behind
-// the steps before them, and end before the first step that needs them. A graph knows addresses. So
+// the steps before them, and end before the first step that needs them. Copies from and to pinned
+// memory of the host are on the range's stream. A graph knows addresses. So
 // an input or output that lies elsewhere at each run gets memory of its own: inputs are copied into
 // it before the run, outputs out of it behind. Where other memory moved, the ranges are captured
 // anew. A graph belongs to the thread and the stream that captured it.

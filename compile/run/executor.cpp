@@ -59,7 +59,7 @@ class SharedArena {
  public:
   struct Owned {
     Ref<ProcessGroup> group;
-    Device device;
+    Device device, beside;
     bool differs;
     Ref<Storage> storage = {};
     Stream last = {};  // of a device: the stream of the last run
@@ -67,8 +67,10 @@ class SharedArena {
   // The arena in the memory that `like` is in.
   Owned& of(const Arena& like) {
     for (Owned& o : owned)
-      if (o.group == like.group && o.device == like.device && o.differs == like.differs) return o;
-    return owned.emplace_back(like.group, like.device, like.differs);
+      if (o.group == like.group && o.device == like.device && o.beside == like.beside &&
+          o.differs == like.differs)
+        return o;
+    return owned.emplace_back(like.group, like.device, like.beside, like.differs);
   }
   std::list<Owned> owned;
   // Those whose memories lie in it; the one that has used it last comes first.
@@ -131,6 +133,8 @@ struct Executor::Impl {
     if (a.group && !a.differs) return a.group->allocate(a.bytes, a.device);
     if (a.bytes == 0) return make_ref<Storage>(nullptr, 0, a.device, nullptr);
     if (!a.device.is_cpu()) return make_ref<Storage>(a.bytes, a.device, allocator_of(a.device));
+    if (!a.beside.is_cpu())
+      return make_ref<Storage>(a.bytes, kCPU, runtime_of(a.beside).host_allocator());
     release_cached_cpu_memory();
     return make_ref<Storage>(a.bytes, kCPU, cpu_arena_allocator());
   }

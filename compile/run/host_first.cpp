@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "compile/run/step_ranges.h"
+#include "core/dispatch/copy.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera::compiler {
 namespace {
@@ -17,6 +19,17 @@ bool begins_on_host(const Graph& g, const Node& n) {
   return n.role != Role::kCollective && std::ranges::all_of(n.in, host) &&
          (brings || std::ranges::all_of(n.out, host)) && std::ranges::all_of(n.into, host) &&
          std::ranges::all_of(n.out, small);
+}
+
+// A copy of state to a device that captures it where it is (step_ranges.cpp).
+bool moves_beside(const Graph& g, const Node& n) {
+  static const OpId transfer = transfer_primitive(kCPU)->id();
+  if (n.prim->id() != transfer) return false;
+  const Device device = g[n.out[0]].meta.device;
+  if (!captures_steps(device)) return false;
+  const auto state = std::ranges::find(g.implicit, n.in[0], &ImplicitInput::id);
+  return state != g.implicit.end() &&
+         runtime_of(device).copies_beside(state->tensor.storage()->data());
 }
 
 bool has_captured(const Graph& g) {
@@ -40,9 +53,9 @@ void move_host_first(Graph& g) {
   };
   std::vector<Node> first, rest;
   for (Node& n : g.nodes) {
-    const bool moves = begins_on_host(g, n) && std::ranges::none_of(n.in, in(written)) &&
-                       std::ranges::none_of(n.into, in(written)) &&
-                       std::ranges::none_of(n.into, in(read));
+    const bool moves =
+        begins_on_host(g, n) && !moves_beside(g, n) && std::ranges::none_of(n.in, in(written)) &&
+        std::ranges::none_of(n.into, in(written)) && std::ranges::none_of(n.into, in(read));
     if (moves) {
       first.push_back(std::move(n));
       continue;

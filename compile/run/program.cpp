@@ -411,23 +411,33 @@ class ProgramMaker {
     auto lay = [&](std::span<const Tensor> list) {
       for (const Tensor& t : list)
         if (Memory& m = memory(memory_of(t));
-            m.kind == Memory::Kind::kArena && !s_.arenas[size_t(m.arena)].group)
+            m.kind == Memory::Kind::kArena && is_ordinary(s_.arenas[size_t(m.arena)]))
           m.arena = arena_of(&group, device);
     };
     lay(in);
     if (!device.is_cpu() || moves_its_result(prim)) lay(out);
   }
+  static bool is_ordinary(const Arena& a) { return !a.group && a.beside.is_cpu(); }
   // Whether what a collective on a device reads and writes should be in its group's own memory.
   static bool lies_in_group(const Primitive& prim, Device device) {
     return !device.is_cpu() && uses_windows(prim) && group_of(prim).has_own_memory(device);
   }
-  int arena_of(ProcessGroup* group, Device device) {
+  int arena_of(ProcessGroup* group, Device device, Device beside = {}) {
     auto at = std::find_if(s_.arenas.begin(), s_.arenas.end(), [&](const Arena& a) {
-      return a.group.get() == group && a.device == device;
+      return a.group.get() == group && a.device == device && a.beside == beside;
     });
     if (at == s_.arenas.end())
-      at = s_.arenas.insert(at, {.group = Ref<ProcessGroup>(group), .device = device});
+      at = s_.arenas.insert(
+          at, {.group = Ref<ProcessGroup>(group), .device = device, .beside = beside});
     return int(at - s_.arenas.begin());
+  }
+
+  // What a card copies to the host: there the next step waits for it.
+  void lay_beside(const Tensor& result, Device card) {
+    const MemoryId m = memory_of(result);
+    if (memory(m).kind != Memory::Kind::kArena || memory(m).arena != 0) return;
+    memory(m).arena = arena_of(nullptr, kCPU, card);
+    use(m).maybe = true;
   }
 
   void push(Step step, std::span<const Tensor> in, std::span<const Tensor> out, bool collective) {
@@ -446,6 +456,12 @@ class ProgramMaker {
           if (!collective) wait_for(m, now, waits);
         }
     if (collective) take_off(in, out, now);
+    if (step.prim->id() == transfer_id_ && in[0].device().is_cpu() != out[0].device().is_cpu()) {
+      const bool down = out[0].device().is_cpu();
+      const Device card = down ? in[0].device() : out[0].device();
+      step.moves = captures_steps(card);
+      if (step.moves && down) lay_beside(out[0], card);
+    }
     step.collective = collective;
     step.waits = keep(waits);
     step.in = keep_tensors(in);
@@ -535,6 +551,7 @@ class ProgramMaker {
   const Graph& g_;
   const std::unordered_map<int32_t, CatInPlace> cats_;
   Program s_;
+  const OpId transfer_id_ = transfer_primitive(kCPU)->id();
   PlanCache plans_;  // of this program alone: equal calls share a state
   int node_ = 0;
   std::vector<Tensor> value_;   // by ValueId

@@ -47,6 +47,7 @@ struct Memory {
 struct Arena {
   Ref<ProcessGroup> group;  // the group in whose own memory it lies; null: that of `device`
   Device device = {};
+  Device beside = {};  // a card: it is pinned memory of the host, to which that copies
   size_t bytes = 0;
   bool differs = false;  // ranks lay it differently, so that it is ordinary memory all the same
 };
@@ -66,6 +67,7 @@ struct Step {
   int32_t node = 0;
   bool collective = false;
   bool uncapturable = false;  // Kernel's or Plan's
+  bool moves = false;         // a copy between the host and a device that captures
 };
 
 /// Neighbouring steps of one device that only enqueue, so that they can be captured as one graph.

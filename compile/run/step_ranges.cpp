@@ -13,7 +13,24 @@ namespace {
 
 constexpr int kFewest = 2;  // steps of a range: a graph of one saves nothing
 
-bool only_enqueues(const Step& s) {
+// Copies between the host and a device are on the device's stream.
+Device device_of_range(const Step& s) {
+  return s.moves && s.device.is_cpu() ? s.out[0].device() : s.device;
+}
+
+// By handle: inputs may share their storage.
+using Ids = std::unordered_map<const TensorImpl*, MemoryId>;
+
+// Whether the copy goes on without the host, from and to addresses that stay.
+bool moves_beside(const Program& p, const Ids& ids, const Step& s) {
+  const Tensor& host = s.in[0].device().is_cpu() ? s.in[0] : s.out[0];
+  const Memory& m = p.memories[size_t(ids.at(host.impl()))];
+  return (m.kind == Memory::Kind::kArena || m.kind == Memory::Kind::kImplicit) &&
+         runtime_of(device_of_range(s)).copies_beside(m.storage->data());
+}
+
+bool only_enqueues(const Program& p, const Ids& ids, const Step& s) {
+  if (s.moves) return moves_beside(p, ids, s);
   if (!s.kernel || s.uncapturable || !captures_steps(s.device)) return false;
   for (const Tensor& t : s.out)
     if (t.device() != s.device) return false;
@@ -22,15 +39,12 @@ bool only_enqueues(const Step& s) {
   return as_fused(*s.prim) || kernel_table().find(s.device.kind, s.prim->id()).run == s.kernel->run;
 }
 
-// By handle: inputs may share their storage.
-using Ids = std::unordered_map<const TensorImpl*, MemoryId>;
-
 // The results of collectives that are not captured. A range ends where one is waited for: a wait
 // before the range would come too early.
 std::vector<bool> results_beside(const Program& p, const Ids& ids) {
   std::vector<bool> beside(p.memories.size());
   for (const Step& s : p.steps)
-    if (s.collective && !only_enqueues(s))
+    if (s.collective && !only_enqueues(p, ids, s))
       for (const Tensor& t : s.out) beside[size_t(ids.at(t.impl()))] = true;
   return beside;
 }
@@ -82,14 +96,22 @@ void find_ranges(Program& p) {
   const auto waits_beside = [&](const Step& s) {
     return std::ranges::any_of(s.waits, [&](MemoryId m) { return beside[size_t(m)]; });
   };
+  // Numbers are copied before a range that reads them, so it is not the one that brings them to the
+  // host.
+  const auto reads_brought = [&](int step) {
+    return std::ranges::any_of(p.copies, [&](const NumberCopies& c) {
+      const Memory& m = p.memories[size_t(ids.at(c.numbers[0].from.impl()))];
+      return c.before == step && m.kind == Memory::Kind::kArena &&
+             !p.arenas[size_t(m.arena)].beside.is_cpu();
+    });
+  };
   const int count = int(p.steps.size());
   for (int i = 0; i < count;) {
-    StepRange range{.device = p.steps[size_t(i)].device, .begin = i, .end = i};
-    while (range.end < count) {
+    StepRange range{.device = device_of_range(p.steps[size_t(i)]), .begin = i, .end = i};
+    for (; range.end < count; ++range.end) {
       const Step& next = p.steps[size_t(range.end)];
-      if (!only_enqueues(next) || next.device != range.device) break;
-      if (range.end > range.begin && waits_beside(next)) break;
-      ++range.end;
+      if (!only_enqueues(p, ids, next) || device_of_range(next) != range.device) break;
+      if (range.end > range.begin && (waits_beside(next) || reads_brought(range.end))) break;
     }
     i = std::max(range.end, i + 1);
     if (range.end - range.begin < kFewest) continue;

@@ -60,6 +60,8 @@ class DeviceRuntime {
 
   /// Memory of the host that copies from and to the devices go to without blocking a thread.
   virtual Allocator& host_allocator() { return cpu_allocator(); }
+  /// Whether `p` is such memory, and so a copy from or to it can be captured.
+  virtual bool copies_beside(const void* /*p*/) { return false; }
   /// Memory of device `index`. A block is first used on the calling thread's stream.
   virtual Allocator& allocator(int index) = 0;
   virtual MemoryStats memory_stats(int index) = 0;

@@ -123,10 +123,6 @@ void check_values(const Options& o) {
       "train: --offload with --strategy {}: it keeps the pieces of fully sharded models in "
       "memory of the host; give --strategy fsdp, hsdp, fsdp+tp or hsdp+tp",
       o.strategy);
-  TESSERA_CHECK(
-      !o.offload || !o.compile,
-      "train: --offload with --compile: a compiled step runs on one device, and updates of "
-      "offloaded parameters run on the CPU. Leave one of them out");
   TESSERA_CHECK(o.recompute == "none" || o.recompute == "block" || o.recompute == "selective",
                 "train: unknown --recompute {}; expected none, block or selective", o.recompute);
   TESSERA_CHECK(

@@ -10,7 +10,6 @@
 #include "compile/compile.h"
 #include "core/core.h"
 #include "core/tensor/device_runtime.h"
-#include "parallel/fsdp.h"
 #include "tests/compile/training.h"
 #include "tests/support/on_card.h"
 #include "tests/support/temp_folder.h"
@@ -39,20 +38,6 @@ void expect_close(const Tensor& a, const Tensor& b, double tolerance) {
   EXPECT_TRUE(allclose(a.cpu().to(kF64), b.cpu().to(kF64), tolerance, tolerance))
       << to_string(a) << "\n"
       << to_string(b);
-}
-
-TEST_F(CompiledOnCard, OffloadedParametersAreRefused) {
-  auto model = nn::linear(4, 4);
-  parallel::fully_shard(*model, {.offload = true});
-  auto step = compile([&](const Tensor& x) { return sum((*model)(x)); });
-  try {
-    step(drawn({2, 4}, 1));
-    ADD_FAILURE() << "no error";
-  } catch (const UserError& e) {
-    EXPECT_NE(std::string(e.what()).find("fully_shard: offloaded parameters in a compiled"),
-              std::string::npos)
-        << e.what();
-  }
 }
 
 // Products are not fused, so that there are several kernels, which a graph of the device has.

@@ -75,6 +75,9 @@ TEST_F(RanksOnCards, AStepOfDdpIsOneGraph) {
   compare(test::wrapped::ddp({.bucket_bytes = 1024}), Eq(1));
 }
 TEST_F(RanksOnCards, AStepOfFsdpIsOneGraph) { compare(test::wrapped::fsdp({}), Eq(1)); }
+TEST_F(RanksOnCards, AStepWhoseParametersAreOnTheHost) {
+  compare(test::wrapped::fsdp({.offload = true}), Gt(1));
+}
 TEST_F(RanksOnCards, AStepOfHybridShardingIsOneGraph) {
   compare(test::wrapped::fsdp({}, {{"replicate", 2}, {"shard", 2}}), Eq(1));
 }

@@ -70,7 +70,6 @@ TEST_F(TrainFlags, BadInputGetsOneClearLine) {
       {"--min-lr 0.1", "--min-lr is where --schedule linear or cosine ends"},
       {"--logical-batches 8", "--logical-batches is for --deterministic"},
       {"--offload", "--offload with --strategy ddp"},
-      {"--offload --strategy fsdp --compile", "--offload with --compile"},
       {"--offload --strategy fsdp --device cpu", "--offload on the CPU"},
       {"--data text", "--data \"text\": expected text:PATH"},
       {"--data synthetic:" + short_file, "expected text:PATH"},

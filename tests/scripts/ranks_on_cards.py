@@ -92,6 +92,7 @@ expect("rank 0: cpus 0-1:" in placed("--nproc", "gpu"), "a card of no node: rank
 for ranks, strategy, how in ((2, "ddp", "--seed 1"), (2, "fsdp", "--seed 2"), (2, "tp", "--seed 3"), (2, "pp", "--seed late"),
                              (2, "ddp", "--seed 4 --check"), (2, "fsdp", "--seed 5 --check"), (2, "ddp --compile", "--seed 6"),
                              (2, "fsdp --compile", "--seed 7"), (2, "tp --compile", "--seed 8"),
+                             (2, "fsdp --offload --compile", "--seed 9"),
                              (4, "ddp", "--seed 6"), (4, "hsdp --mesh replicate=2,shard=2", "--seed 7"),
                              (4, "fsdp+tp --mesh dp=2,tp=2", "--seed 8"), (4, "pp --mesh dp=2,pp=2", "--seed 9"),
                              (8, "hsdp+tp --mesh replicate=2,shard=2,tp=2", "--seed 10")):

@@ -130,6 +130,7 @@ class CudaRuntime final : public DeviceRuntime {
   double elapsed_ms(Event& from, Event& to) override {
     return cuda::elapsed_ms(static_cast<StreamEvent&>(from), static_cast<StreamEvent&>(to));
   }
+  bool copies_beside(const void* p) override { return pinned_allocator().owns(p); }
   bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
             const Stream& stream) override {
     cuda::copy(to, to_device, from, from_device, bytes, stream);
