@@ -53,6 +53,10 @@ void join_bias(Graph& graph);
 /// on devices with a kernel for that. Sums are in another order, so a deterministic graph is left
 /// as it is.
 void join_stats(Graph& graph);
+/// Makes one op of a convolution and the batch-norm by running moments behind it, with its residual
+/// and relu, on devices with a kernel for that. The result is rounded once, so a deterministic
+/// graph is left as it is.
+void join_norms(Graph& graph);
 /// Makes one op of a product and what such devices compute beside it for nothing: GELU of its
 /// result, the gradient of GELU, sums of a result or an operand, which are gradients of biases, and
 /// the cast to f32 and the accumulation of a weight's gradient.

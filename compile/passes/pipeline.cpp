@@ -19,6 +19,7 @@ const std::vector<Pass>& pipeline() {
       {"accumulate", accumulate},
       {"bias", join_bias},
       {"stats", join_stats},
+      {"norms", join_norms},
       {"epilogues", join_epilogues},
       {"fuse", fuse},
       {"overlap", overlap_collectives},

@@ -1,45 +1,17 @@
 // Biases that are added by the products before them, on devices that do that for nothing.
 #include <gtest/gtest.h>
 
-#include "compile/ir/interpreter.h"
-#include "compile/passes/passes.h"
-#include "compile/record/trace.h"
-#include "core/core.h"
-#include "core/tensor/device_runtime.h"
-#include "tests/support/on_card.h"
+#include "tests/support/joined_on_card.h"
 
 namespace tessera::compiler {
 namespace {
 
-class BiasesOnCard : public test::OnCard {
+class BiasesOnCard : public test::ProductsOnCard {
  protected:
-  void SetUp() override {
-    OnCard::SetUp();
-    if (!IsSkipped() && !runtime_of(card_).has_epilogues())
-      GTEST_SKIP() << "products of this device add no bias";
-  }
-  Tensor drawn(const Shape& shape, int64_t key, DType t = kF32) {
-    return (rand(shape, {.device = kCPU}, from_values<int64_t>({key, 1}, {2})) - 0.5)
-        .to(t)
-        .to(card_);
-  }
-  static int count(const Graph& g, std::string_view op) {
-    int n = 0;
-    for (const Node& node : g.nodes) n += node.prim->name() == op;
-    return n;
-  }
-  /// How many products with a bias the passes make of `f`; what it computes stays.
-  int joined(const std::vector<Tensor>& in, const std::function<Tensors()>& f,
-             double tolerance = 2e-6) {
-    Trace trace({.inputs = in});
-    const Graph before = trace.finish(f());
-    Graph after = before;
-    run_passes(after);
-    const Tensors want = interpret(before, in), got = interpret(after, in);
-    for (size_t i = 0; i < want.size(); ++i)
-      EXPECT_TRUE(allclose(got[i].cpu().to(kF64), want[i].cpu().to(kF64), tolerance, tolerance))
-          << to_string(after);
-    return count(after, "contract_bias");
+  /// How many products with a bias the passes make of `f`.
+  static int biases(const std::vector<Tensor>& in, const std::function<Tensors()>& f,
+                    std::optional<double> tolerance = {}) {
+    return test::count(joined(in, f, tolerance), "contract_bias");
   }
 };
 
@@ -47,13 +19,13 @@ TEST_F(BiasesOnCard, OfLayers) {
   for (DType t : {kF32, kBF16, kF16}) {
     const std::vector<Tensor> in{drawn({2, 5, 16}, 1, t), drawn({24, 16}, 2, t), drawn({24}, 3, t)};
     const double bound = t == kF32 ? 2e-6 : t == kF16 ? 2e-3 : 1.6e-2;
-    EXPECT_EQ(joined(
+    EXPECT_EQ(biases(
                   in, [&]() -> Tensors { return {linear(in[0], in[1], in[2])}; }, bound),
               1);
-    EXPECT_EQ(joined(
+    EXPECT_EQ(biases(
                   in, [&]() -> Tensors { return {gelu(linear(in[0], in[1], in[2]))}; }, bound),
               1);
-    EXPECT_EQ(joined(
+    EXPECT_EQ(biases(
                   in, [&]() -> Tensors { return {in[2] + matmul(in[0], transpose(in[1], 0, 1))}; },
                   bound),
               1);
@@ -61,31 +33,33 @@ TEST_F(BiasesOnCard, OfLayers) {
 }
 // The bias is cast after the product has been made.
 TEST_F(BiasesOnCard, OfLayersUnderAutocast) {
-  const std::vector<Tensor> in{drawn({6, 16}, 1), drawn({24, 16}, 2), drawn({24}, 3)};
+  const std::vector<Tensor> in{drawn({6, 16}, 1, kF32), drawn({24, 16}, 2, kF32),
+                               drawn({24}, 3, kF32)};
   const auto f = [&]() -> Tensors {
     const Autocast cast(kBF16);
     return {linear(in[0], in[1], in[2])};
   };
-  EXPECT_EQ(joined(in, f, 1.6e-2), 1);
+  EXPECT_EQ(biases(in, f, 1.6e-2), 1);
 }
 TEST_F(BiasesOnCard, NotWhereTheProductIsReadOrIsNone) {
-  const std::vector<Tensor> in{drawn({6, 16}, 1), drawn({24, 16}, 2), drawn({24}, 3),
-                               drawn({6, 1}, 4), drawn({6, 24}, 5)};
+  const std::vector<Tensor> in{drawn({6, 16}, 1, kF32), drawn({24, 16}, 2, kF32),
+                               drawn({24}, 3, kF32), drawn({6, 1}, 4, kF32),
+                               drawn({6, 24}, 5, kF32)};
   const auto product = [&] { return matmul(in[0], transpose(in[1], 0, 1)); };
   const auto with = [&](const Tensor& more) {
-    return joined(in, [&]() -> Tensors { return {product() + more}; });
+    return biases(in, [&]() -> Tensors { return {product() + more}; });
   };
   EXPECT_EQ(with(in[2]), 1);
   EXPECT_EQ(with(in[3]), 0) << "a number for each row";
   EXPECT_EQ(with(in[4]), 0) << "a matrix";
-  EXPECT_EQ(with(narrow(drawn({24, 1}, 6), 0, 0, 24).reshape({24})), 1);
-  EXPECT_EQ(joined(in,
+  EXPECT_EQ(with(narrow(drawn({24, 1}, 6, kF32), 0, 0, 24).reshape({24})), 1);
+  EXPECT_EQ(biases(in,
                    [&]() -> Tensors {
                      const Tensor p = product();
                      return {p + in[2], p * 2.0};
                    }),
             0);
-  EXPECT_EQ(joined(in,
+  EXPECT_EQ(biases(in,
                    [&]() -> Tensors {
                      const Tensor p = product();
                      return {p + in[2], p};
@@ -93,24 +67,26 @@ TEST_F(BiasesOnCard, NotWhereTheProductIsReadOrIsNone) {
             0);
 }
 TEST_F(BiasesOnCard, NotInDoublesNorInDeterministicMode) {
-  const std::vector<Tensor> in{drawn({6, 16}, 1), drawn({24, 16}, 2), drawn({24}, 3)};
+  const std::vector<Tensor> in{drawn({6, 16}, 1, kF32), drawn({24, 16}, 2, kF32),
+                               drawn({24}, 3, kF32)};
   const auto f = [&]() -> Tensors { return {linear(in[0], in[1], in[2])}; };
   EXPECT_EQ(
-      joined({in[0].to(kF64), in[1].to(kF64), in[2].to(kF64)},
+      biases({in[0].to(kF64), in[1].to(kF64), in[2].to(kF64)},
              [&]() -> Tensors { return {linear(in[0].to(kF64), in[1].to(kF64), in[2].to(kF64))}; }),
       0);
   const DeterministicScope deterministic;
-  EXPECT_EQ(joined(in, f, 0), 0);
+  EXPECT_EQ(biases(in, f, 0), 0);
 }
 // An operand is overwritten between the product and the addition.
 TEST_F(BiasesOnCard, NotPastAWrite) {
-  const std::vector<Tensor> in{drawn({6, 16}, 1), drawn({24, 16}, 2), drawn({24}, 3)};
+  const std::vector<Tensor> in{drawn({6, 16}, 1, kF32), drawn({24, 16}, 2, kF32),
+                               drawn({24}, 3, kF32)};
   Trace trace({.inputs = in});
   const Tensor p = matmul(in[0], transpose(in[1], 0, 1));
   fill_(in[0], 1);
   Graph g = trace.finish(Tensors{p + in[2]});
   run_passes(g);
-  EXPECT_EQ(count(g, "contract_bias"), 0) << to_string(g);
+  EXPECT_EQ(test::count(g, "contract_bias"), 0) << to_string(g);
 }
 
 }  // namespace

@@ -1,65 +1,27 @@
 // What products compute beside themselves, on devices that do that for nothing: GELU, its gradient
 // and gradients of biases.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "collectives/loopback/run_ranks.h"
 #include "compile/compile.h"
-#include "compile/ir/interpreter.h"
-#include "compile/passes/passes.h"
-#include "compile/record/trace.h"
-#include "core/core.h"
 #include "core/dispatch/context.h"
-#include "core/tensor/device_runtime.h"
 #include "parallel/ddp.h"
 #include "tests/compile/training.h"
-#include "tests/support/on_card.h"
+#include "tests/support/joined_on_card.h"
 
 namespace tessera::compiler {
 namespace {
 
-class EpiloguesOnCard : public test::OnCard {
+using test::count, test::runs_on_card;
+
+class EpiloguesOnCard : public test::ProductsOnCard {
  protected:
-  void SetUp() override {
-    OnCard::SetUp();
-    if (!IsSkipped() && !runtime_of(card_).has_epilogues())
-      GTEST_SKIP() << "products of this device have no epilogues";
-  }
-  Tensor drawn(const Shape& shape, int64_t key, DType t = kBF16) {
-    return (rand(shape, {.device = kCPU}, from_values<int64_t>({key, 1}, {2})) - 0.5)
-        .to(t)
-        .to(card_);
-  }
   /// x [2, 5, 16], a layer of `width` and its bias, and the weight of the next layer.
   std::vector<Tensor> layers(int64_t width = 24, DType t = kBF16) {
     return {drawn({2, 5, 16}, 1, t), drawn({width, 16}, 2, t), drawn({width}, 3, t),
             drawn({16, width}, 4, t)};
-  }
-  static int count(const Graph& g, std::string_view op) {
-    int n = 0;
-    for (const Node& node : g.nodes) n += node.prim->name() == op;
-    return n;
-  }
-  /// The graph that the passes make of `f`, which computes what `f` does.
-  Graph joined(const std::vector<Tensor>& in, const std::function<Tensors()>& f,
-               std::optional<double> tolerance = {}) {
-    Trace trace({.inputs = in});
-    const Graph before = trace.finish(f());
-    Graph after = before;
-    run_passes(after);
-    const Tensors want = interpret(before, in), got = interpret(after, in);
-    for (size_t i = 0; i < want.size(); ++i) {
-      // Roundings, of which sums over rows have as many as terms.
-      const double bound = want[i].dtype() == kBF16  ? 1.6e-2
-                           : want[i].dtype() == kF16 ? 2e-3
-                                                     : 2e-6;
-      EXPECT_TRUE(allclose(got[i].cpu().to(kF64), want[i].cpu().to(kF64), tolerance.value_or(bound),
-                           tolerance.value_or(bound)))
-          << "result " << i << to_string(after);
-    }
-    return after;
   }
   int gelus(const std::vector<Tensor>& in, const std::function<Tensors()>& f) {
     return count(joined(in, f), "contract_gelu");
@@ -259,18 +221,6 @@ TEST_F(EpiloguesOnCard, NotWhereAnotherReadsTheProductOrItsOperandsChange) {
 
 // ---- a step of training
 
-/// How often the virtual driver ran an op, or any; -1 on a card, which does not count.
-int64_t runs_of(const char* op, Device card) {
-  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  const auto ask =
-      reinterpret_cast<int (*)(const char*, unsigned long long*)>(dlsym(driver, "vgpu_counters"));
-  if (!ask) return -1;
-  runtime_of(card).synchronize(stream_of(card));
-  unsigned long long counters[3];
-  ask(op, counters);
-  return int64_t(counters[0]);
-}
-
 struct Runs {
   int64_t all, gelu, gelu_grad, sums, added;
   Runs operator-(const Runs& o) const {
@@ -278,9 +228,9 @@ struct Runs {
   }
 };
 Runs runs(Device card) {
-  return {runs_of(nullptr, card), runs_of("cublasLt GELU_AUX_BIAS", card),
-          runs_of("cublasLt DGELU_BGRAD", card), runs_of("cublasLt BGRADB", card),
-          runs_of("cublasLt DEFAULT + C", card)};
+  return {runs_on_card(nullptr, card), runs_on_card("cublasLt GELU_AUX_BIAS", card),
+          runs_on_card("cublasLt DGELU_BGRAD", card), runs_on_card("cublasLt BGRADB", card),
+          runs_on_card("cublasLt DEFAULT + C", card)};
 }
 
 /// What the last of some steps of a GPT of one block runs, each of `micro_batches`; `ddp`: with

@@ -1,45 +1,25 @@
 // Convolutions that give moments to the batch-norm behind them, on devices with a kernel for that.
 #include <gtest/gtest.h>
 
-#include "compile/ir/interpreter.h"
-#include "compile/passes/passes.h"
-#include "compile/record/trace.h"
-#include "core/core.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/conv_stats.h"
-#include "tests/support/on_card.h"
+#include "tests/support/joined_on_card.h"
 
 namespace tessera::compiler {
 namespace {
 
-int count(const Graph& g, std::string_view op) {
-  int n = 0;
-  for (const Node& node : g.nodes) n += node.prim->name() == op;
-  return n;
-}
+using test::count;
 
-class StatsOnCard : public test::OnCard {
+class StatsOnCard : public test::JoinedOnCard {
  protected:
-  Tensor drawn(const Shape& shape, int64_t key, DType t = kBF16) {
-    return (rand(shape, {.device = kCPU}, from_values<int64_t>({key, 1}, {2})) - 0.5)
-        .to(t)
-        .to(card_);
-  }
   std::vector<Tensor> operands(DType t = kBF16) {
     return {drawn({3, 8, 6, 5}, 1, t), drawn({16, 8, 3, 3}, 2, t), drawn({16}, 3, kF32) + 1.0,
             drawn({16}, 4, kF32), drawn({3, 16, 4, 3}, 5, t)};
   }
-  /// How many convolutions with moments the passes make of `f`; what it computes stays.
-  int joined(const std::vector<Tensor>& in, const std::function<Tensors()>& f) {
-    Trace trace({.inputs = in});
-    const Graph before = trace.finish(f());
-    Graph after = before;
-    run_passes(after);
-    const Tensors want = interpret(before, in), got = interpret(after, in);
-    for (size_t i = 0; i < want.size(); ++i)
-      EXPECT_TRUE(allclose(got[i].cpu().to(kF64), want[i].cpu().to(kF64), 3e-2, 3e-2))
-          << i << to_string(after);
-    EXPECT_EQ(count(after, "batch_norm"), count(before, "batch_norm") - count(after, "conv_stats"));
+  /// How many convolutions with moments the passes make of `f`.
+  static int stats(const std::vector<Tensor>& in, const std::function<Tensors()>& f) {
+    const Graph after = joined(in, f, 3e-2);
+    EXPECT_EQ(count(after, "batch_norm_apply"), count(after, "conv_stats"));
     return count(after, "conv_stats");
   }
 };
@@ -52,42 +32,41 @@ TEST_F(StatsOnCard, OfLayersAndTheirGradients) {
   for (DType t : {kBF16, kF16}) {
     const std::vector<Tensor> in = operands(t);
     for (const NormThen& then : {NormThen{}, {{}, true}, {in[4], true}, {in[4], false}}) {
-      EXPECT_EQ(joined(in, [&]() -> Tensors { return {normalised(in, then)}; }), 1);
+      EXPECT_EQ(stats(in, [&]() -> Tensors { return {normalised(in, then)}; }), 1);
       std::vector<Tensor> leaves = in;
       for (Tensor& l : leaves) l = l.detach().requires_grad_();
-      EXPECT_EQ(joined(leaves,
-                       [&]() -> Tensors {
-                         const Tensor y = normalised(leaves, then);
-                         const std::vector<Tensor> of(leaves.begin(), leaves.begin() + 4);
-                         return grad({{y}}, of, {{in[4]}});
-                       }),
+      EXPECT_EQ(stats(leaves,
+                      [&]() -> Tensors {
+                        const Tensor y = normalised(leaves, then);
+                        const std::vector<Tensor> of(leaves.begin(), leaves.begin() + 4);
+                        return grad({{y}}, of, {{in[4]}});
+                      }),
                 1);
     }
   }
 }
 TEST_F(StatsOnCard, OfTwoLayersAndWithRunningMoments) {
   const std::vector<Tensor> in = operands();
-  EXPECT_EQ(joined(in,
-                   [&]() -> Tensors {
-                     const Tensor y = conv2d(in[0], in[1]);
-                     const BatchMoments one = batch_norm_moments(y, in[2], {}, 1e-5),
-                                        two = batch_norm_moments(y, {}, in[3], 1e-3);
-                     return {one.y, one.mean, one.var, two.y, two.var};
-                   }),
+  EXPECT_EQ(stats(in,
+                  [&]() -> Tensors {
+                    const Tensor y = conv2d(in[0], in[1]);
+                    const BatchMoments one = batch_norm_moments(y, in[2], {}, 1e-5),
+                                       two = batch_norm_moments(y, {}, in[3], 1e-3);
+                    return {one.y, one.mean, one.var, two.y, two.var};
+                  }),
             1)
       << "the second norm of one result keeps its own moments";
 }
 TEST_F(StatsOnCard, NotInF32NorInDeterministicModeNorOfOtherValues) {
   const std::vector<Tensor> wide = operands(kF32), in = operands();
-  EXPECT_EQ(joined(wide, [&]() -> Tensors { return {normalised(wide)}; }), 0);
-  EXPECT_EQ(
-      joined(in,
-             [&]() -> Tensors {
-               return {batch_norm_moments(conv2d(in[0], in[1]) + in[4], in[2], in[3], 1e-5).y};
-             }),
-      0);
+  EXPECT_EQ(stats(wide, [&]() -> Tensors { return {normalised(wide)}; }), 0);
+  EXPECT_EQ(stats(in,
+                  [&]() -> Tensors {
+                    return {batch_norm_moments(conv2d(in[0], in[1]) + in[4], in[2], in[3], 1e-5).y};
+                  }),
+            0);
   const DeterministicScope deterministic;
-  EXPECT_EQ(joined(in, [&]() -> Tensors { return {normalised(in)}; }), 0);
+  EXPECT_EQ(stats(in, [&]() -> Tensors { return {normalised(in)}; }), 0);
 }
 // The result of the convolution is overwritten before it is normalised.
 TEST_F(StatsOnCard, NotPastAWrite) {

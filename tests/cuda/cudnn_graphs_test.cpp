@@ -123,6 +123,21 @@ TEST_P(CudnnCompiles, SumsOfConvolutionsOfResNet50) {
                 p);
   }
 }
+// Batch-norm of inference, of which each fourth has all parts.
+TEST_P(CudnnCompiles, NormsOfConvolutionsOfResNet50) {
+  int k = 0;
+  for (const auto& [in, extent, out, kernel, stride] : resnet50()) {
+    if (k++ % 4) continue;
+    ConvProblem p = square(ConvKind::kForward, dnn::kBFloat16, 32, in, extent, out, kernel, stride);
+    p.normalises = p.weight = p.bias = p.residual = p.relu = 1, p.eps = 1e-5;
+    expect_plan(fmt::format("batch-norm of {} x {} to {}, {} x {}, stride {}", in, extent, out,
+                            kernel, kernel, stride),
+                p);
+  }
+  ConvProblem p = square(ConvKind::kForward, dnn::kFloat, 32, 64, 56, 64, 3, 1);
+  p.normalises = 1, p.eps = 1e-5;
+  expect_plan("batch-norm in f32", p, {.full_precision = true});
+}
 /// What the library says of graphs around one convolution of ResNet, in bf16.
 class CudnnFuses : public CudnnCompiles {
  protected:
@@ -165,19 +180,6 @@ class CudnnFuses : public CudnnCompiles {
     return !g.compile({nullptr, device_->at()}, {}, nullptr, 1, why).empty();
   }
 };
-// Batch-norm in inference: a scale and a bias of each channel, a residual, relu.
-TEST_P(CudnnFuses, WhatFollowsAConvolution) {
-  for (bool residual : {false, true})
-    for (const auto& [in, kernel, stride] : {std::array<int64_t, 3>{64, 3, 1}, {3, 7, 2}})
-      EXPECT_TRUE(fuses(in, kernel, stride, [&](Around& a) {
-        Value y = a.inner(a.y);
-        a.g.convolution(ConvKind::kForward, a.lying(a.x), a.lying(a.w), y, a.window);
-        y = a.with(dnn::kMul, y, a.lying(a.of_y, dnn::kFloat), a.y);
-        y = a.with(dnn::kAdd, y, a.lying(a.of_y, dnn::kFloat), a.y);
-        if (residual) y = a.with(dnn::kAdd, y, a.lying(a.y), a.y);
-        a.g.pointwise(dnn::kReluForward, y, Graph::kNone, a.lying(a.y));
-      })) << in;
-}
 // Batch-norm in training, of the operand: not where channels are no multiple of 8, nor before the
 // gradient of the weight.
 TEST_P(CudnnFuses, WhatPrecedesAConvolution) {
@@ -196,6 +198,28 @@ TEST_P(CudnnFuses, WhatPrecedesAConvolution) {
     const Value x = a.normalised();
     a.g.convolution(ConvKind::kGradWeight, x, a.lying(a.w), a.lying(a.y), a.window);
   }));
+}
+// Batch-norm's gradient: its sums may follow the gradient of the convolution behind it, past the
+// relu between them; what it writes has to be in memory before the next gradients.
+TEST_P(CudnnFuses, WhatIsAroundTheGradients) {
+  EXPECT_TRUE(fuses(64, 3, 1, [&](Around& a) {
+    const Value made = a.inner(a.x), zero = a.g.scalar(0), seen = a.inner(a.x, dnn::kBoolean),
+                g = a.lying(a.x);
+    a.g.convolution(ConvKind::kGradInput, made, a.lying(a.w), a.lying(a.y), a.window);
+    a.g.pointwise(dnn::kCompareLess, zero, a.lying(a.x), seen);
+    a.g.select(seen, made, zero, g);
+    a.g.reduce(dnn::kReduceAdd, g, a.lying(a.of_x, dnn::kFloat));
+    a.g.reduce(dnn::kReduceAdd, a.with(dnn::kMul, g, a.lying(a.x), a.x),
+               a.lying(a.of_x, dnn::kFloat));
+  }));
+  for (ConvKind kind : {ConvKind::kGradInput, ConvKind::kGradWeight})
+    EXPECT_FALSE(fuses(64, 3, 1, [&](Around& a) {
+      const Value of_g = a.with(dnn::kMul, a.lying(a.y), a.lying(a.of_y), a.y),
+                  of_x = a.with(dnn::kMul, a.lying(a.y), a.lying(a.of_y), a.y),
+                  both = a.with(dnn::kAdd, of_g, of_x, a.y), g = a.inner(a.y, dnn::kBFloat16);
+      a.g.pointwise(dnn::kAdd, both, a.lying(a.of_y), g);
+      a.g.convolution(kind, a.lying(a.x), a.lying(a.w), g, a.window);
+    }));
 }
 // Of which the fastest is chosen by time.
 TEST_P(CudnnCompiles, SeveralEnginesForAConvolution) {

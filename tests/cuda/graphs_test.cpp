@@ -13,6 +13,7 @@
 #include "core/base/deterministic.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/conv.h"
+#include "core/ops/conv_norm.h"
 #include "core/ops/conv_stats.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
@@ -67,6 +68,12 @@ const char* name_of_kernel(DType t) {
   return t == kF32   ? "batch_norm_f32_moments_of_sums"
          : t == kF16 ? "batch_norm_f16_moments_of_sums"
                      : "batch_norm_bf16_moments_of_sums";
+}
+
+const char* norm_kernel(DType t) {
+  return t == kF32   ? "batch_norm_f32_normalize"
+         : t == kF16 ? "batch_norm_f16_normalize"
+                     : "batch_norm_bf16_normalize";
 }
 
 /// The result and the gradients of all operands.
@@ -140,6 +147,47 @@ TEST_F(CudaGraphs, MomentsOfConvolutions) {
         },
         t, {{"cudnn convolution", 1}, {name_of_kernel(t), t == kF32 ? 0 : 1}});
   }
+}
+
+// One graph, with no kernel behind it; operands that lie otherwise are copied.
+TEST_F(CudaGraphs, ConvolutionsThatNormalise) {
+  const Case cases[] = {{{3, 8, 6, 5}, {16, 8, 3, 3}, {.padding = 1}},
+                        {{2, 8, 9}, {6, 4, 3}, {.stride = 2, .groups = 2}},
+                        {{2, 3, 4, 5, 4}, {5, 3, 2, 3, 1}, {}}};
+  for (DType t : kTypes)
+    for (const Case& c : cases)
+      for (int form = 0; form < 16; form += t == kBF16 && &c == cases ? 1 : 15) {
+        SCOPED_TRACE(
+            fmt::format("{} with {}, {}, {}", to_string(c.x), to_string(c.w), name_of(t), form));
+        const Tensor x = values(c.x, t, 1), w = values(c.w, t, 2), plain = conv_of(c, x, w);
+        const int spatial = x.ndim() - 2;
+        const auto all = [&](const PerDim& n) { return n.expand(spatial, 0, "test", "window"); };
+        const Dims padding = all(c.geometry.padding.both());
+        const BatchNormForm of{bool(form & 1), bool(form & 2), bool(form & 4), bool(form & 8)};
+        const PrimRef prim = conv_norm_op({{{all(c.geometry.stride), all(c.geometry.dilation),
+                                             padding, padding, c.geometry.groups}},
+                                           {1e-5, of}});
+        std::vector<Tensor> in{x, w, values({w.size(0)}, kF32, 3),
+                               values({w.size(0)}, kF32, 4) + 1.0};
+        if (of.weight) in.push_back(values({w.size(0)}, kF32, 5) + 1.0);
+        if (of.bias) in.push_back(select(values({w.size(0), 2}, kF32, 6), 1, 0));
+        if (of.residual) in.push_back(values(plain.shape(), t, 7));
+        compare([&] { return std::vector{dispatch1(prim, in)}; }, t,
+                {{"cudnn convolution", 1}, {norm_kernel(t), 0}});
+      }
+}
+// As our own kernel does: what is no number is not made 0 by the relu.
+TEST_F(CudaGraphs, ConvolutionsThatNormaliseKeepNan) {
+  const Tensor x = values({2, 8, 6, 5}, kBF16, 1), w = values({16, 8, 3, 3}, kBF16, 2),
+               mean = values({16}, kF32, 3), var = full({16}, -1.0, {kF32, device_of(0)});
+  const PrimRef prim =
+      conv_norm_op({{{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}}, {1e-5, {.relu = true}}});
+  const auto compute = [&] {
+    std::vector<Tensor> in{x, w, mean, var};
+    return std::vector{isnan(dispatch1(prim, in)).to(kF32)};
+  };
+  compare(compute, kF32, {{"cudnn convolution", 1}});
+  EXPECT_EQ(amin(compute()[0]).item<float>(), 1.0f);
 }
 
 TEST_F(CudaGraphs, AttentionAndItsGradients) {

@@ -2,6 +2,7 @@
 // and where they cut it. Each row of tables names the limit that it is beside.
 #include "core/dispatch/dispatch.h"
 #include "core/ops/conv.h"
+#include "core/ops/conv_norm.h"
 #include "core/ops/conv_stats.h"
 #include "tests/support/large_cases.h"
 
@@ -59,6 +60,17 @@ void add_f32_convolutions(LargeCases& cases) {
                  }};
   sums.length = 288 * 198, sums.gradients = false, sums.roundings = 0, sums.part = 61;
   cases.push_back(std::move(sums));
+  LargeCase norm{"a convolution that normalises",
+                 {grid_values({2, 32, 9, 11}, 1), grid_values({24, 32, 3, 3}, 2),
+                  grid_values({24}, 3), grid_values({24}, 4, 0.5, 2), grid_values({24}, 5),
+                  grid_values({24}, 6), grid_values({2, 24, 9, 11}, 7)},
+                 [](List in) {
+                   return List{dispatch1(conv_norm_op({{{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}},
+                                                       {1e-5, {true, true, true, true}}}),
+                                         in)};
+                 }};
+  norm.length = 288, norm.gradients = false, norm.roundings = 0, norm.part = 61;
+  cases.push_back(std::move(norm));
 }
 
 void add_bf16_convolutions(LargeCases& cases) {

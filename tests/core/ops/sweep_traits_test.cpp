@@ -88,7 +88,7 @@ TEST(SweepTraits, ProductsCountTheirArithmetic) {
   Names summing;
   const Names counted = {"contract",      "contract_bias",      "conv",          "conv_grad_input",
                          "contract_gelu", "contract_gelu_grad", "contract_sums", "conv_grad_weight",
-                         "contract_add",  "contract_wide",      "conv_stats"};
+                         "contract_add",  "contract_wide",      "conv_stats",    "conv_norm"};
   for_each_sample([&](const Sample& s) {
     const bool product = s.prim->traits().kind == OpKind::kProduct;
     EXPECT_EQ(product, products.contains(s.prim->name()));

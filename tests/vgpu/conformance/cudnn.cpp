@@ -203,6 +203,43 @@ TEST_F(CudnnGraphs, InnerOperandsOfAConvolutionHaveItsType) {
     EXPECT_EQ(compiling(graph, d) > 0, inner == kBFloat16);
   }
 }
+// What comes out of one may be f32: batch-norm by moments of channels, of which the root is taken
+// in the graph, and a relu that keeps what is no number.
+TEST_F(CudnnGraphs, ConvolutionsNormaliseTheirResult) {
+  const Numbers one{1, 1, 1, 1}, each{1, kY[1], 1, 1};
+  Thing window_ = window({1, 1}, {1, 1});
+  window_.finish();
+  const auto inner = [](int64_t uid, const Numbers& dims, int type = kFloat) {
+    return tensor({uid, dims, last(dims), type, true});
+  };
+  const Thing x = tensor({1, kX, last(kX), kBFloat16}), w = tensor({2, kW, last(kW), kBFloat16}),
+              made = inner(3, kY), var = tensor({4, each, last(each)}), root = inner(5, each),
+              scaled = inner(6, kY), below = inner(7, kY, kBoolean),
+              y = tensor({8, kY, last(kY), kBFloat16});
+  Thing zero = unfinished_tensor({9, one, one});
+  zero.set_bool(kTensorByValue, true);
+  EXPECT_EQ(zero.finish(), Status::kSuccess);
+  const Thing rsqrt = pointwise_kind(kReciprocalRoot), mul = pointwise_kind(kMul),
+              less = pointwise_kind(kCompareLess), select = pointwise_kind(kSelect);
+  Thing ops[] = {unfinished_conv(x, w, made, window_),
+                 unfinished_pointwise(rsqrt, var, nullptr, root),
+                 unfinished_pointwise(mul, made, &root, scaled),
+                 unfinished_pointwise(less, scaled, &zero, below),
+                 unfinished_pointwise(select, zero, &scaled, y)};
+  ops[4].set(kPointwiseOpT, below);
+  std::vector<const Thing*> all;
+  for (Thing& op : ops) {
+    EXPECT_EQ(op.finish(), Status::kSuccess);
+    all.push_back(&op);
+  }
+  Thing graph = unfinished_graph(all);
+  EXPECT_EQ(graph.finish(), Status::kSuccess);
+  const Thing d = device();
+  const auto suggested = suggestions(graph, d);
+  EXPECT_TRUE(std::any_of(suggested.begin(), suggested.end(), [&](const Thing& config) {
+    return unfinished_plan(config, d).finish() == Status::kSuccess;
+  }));
+}
 TEST_F(CudnnGraphs, OperationsTakeAsManyOperandsAsTheyHave) {
   const Thing x = tensor({1, kX, last(kX)}), y = tensor({2, kX, last(kX)});
   const Thing add = pointwise_kind(kAdd), select = pointwise_kind(kSelect);

@@ -33,8 +33,8 @@ bool broadcasts(const TensorInfo& x, const TensorInfo& y) {
 
 std::string wrong_pointwise(const Operation& op) {
   size_t operands = 2;
-  if (op.mode == kExp || op.mode == kLog || op.mode == kIdentity || op.mode == kReluForward ||
-      op.mode == kIndex)
+  if (op.mode == kExp || op.mode == kLog || op.mode == kIdentity || op.mode == kReciprocalRoot ||
+      op.mode == kReluForward || op.mode == kIndex)
     operands = 1;
   if (op.mode == kSelect) operands = 3;
   if (op.in.size() != operands)
@@ -203,7 +203,8 @@ std::string join(GraphInfo& graph) {
 std::string unsupported_by_all(const GraphInfo& graph) {
   constexpr int64_t kPack = 8, kWidest = 128;
   for (const Operation& op : graph.operations) {
-    if (op.is_conv() && (op.in[0].type != op.in[1].type || op.out.type != op.in[0].type))
+    const bool kept = op.out.type == op.in[0].type || (op.out.is_virtual && op.out.type == kFloat);
+    if (op.is_conv() && (op.in[0].type != op.in[1].type || !kept))
       return "tensors of a convolution have types " + std::to_string(op.in[0].type) + ", " +
              std::to_string(op.in[1].type) + " and " + std::to_string(op.out.type);
     if (op.kind != kMatmulOp) continue;

@@ -79,8 +79,10 @@ float pointwise(int mode, const float* v, const Extents& index, int64_t axis) {
     case kDiv: return v[0] / v[1];
     case kExp: return std::exp(v[0]);
     case kLog: return std::log(v[0]);
+    case kReciprocalRoot: return 1 / std::sqrt(v[0]);
     case kReluForward: return v[0] > 0 ? v[0] : 0;
     case kCompareGreaterEqual: return v[0] >= v[1];
+    case kCompareLess: return v[0] < v[1];
     case kIndex: return static_cast<float>(index[static_cast<size_t>(axis)]);
     case kSelect: return v[2] != 0 ? v[0] : v[1];
     default: return v[0];  // identity

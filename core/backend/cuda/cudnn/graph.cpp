@@ -166,8 +166,8 @@ Graph::Value Graph::inner(const Extents& extents, const Extents& strides, int ty
   return add_tensor(extents, strides, type, 16, true, false);
 }
 // Its value is no part of what the graph is: engines do not depend on it.
-Graph::Value Graph::scalar(float value) {
-  const Extents one{1, 1, 1, 1};
+Graph::Value Graph::scalar(float value, size_t dims) {
+  const Extents one(dims, 1);
   const Value v = add_tensor(one, one, kFloat, 16, false, true);
   text_ += "by value\n";
   scalars_.emplace_back(v, value);

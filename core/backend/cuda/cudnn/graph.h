@@ -104,8 +104,8 @@ class Graph {
     return inner(extents, dense_strides(extents), type);
   }
   Value inner(const Extents& extents, const Extents& strides, int type);
-  /// A number, kept by the graph.
-  Value scalar(float value);
+  /// A number beside values of so many dims, kept by the graph.
+  Value scalar(float value, size_t dims = 4);
 
   // y is the result, of operands that are broadcast to it. All compute in f32.
   void pointwise(int mode, Value x, Value b, Value y) { pointwise(mode, x, b, kNone, y, -1); }

@@ -127,6 +127,56 @@ Graph gradient(const CudnnFunctions& f, const AttentionProblem& p) {
   return g;
 }
 
+Extents channels_of(const Extents& e) {
+  Extents channels(e.size(), 1);
+  channels[1] = e[1];
+  return channels;
+}
+
+// What normalises a convolution to extents `e`; ConvValues numbers it.
+struct Norm {
+  Norm(Graph& g, const ConvProblem& p, const Extents& e) {
+    const Extents channels = channels_of(e);
+    const auto number = [&] { return g.tensor(channels, last_strides(channels), kFloat); };
+    mean = number(), var = number();
+    if (p.weight) weight = number();
+    if (p.bias) bias = number();
+    if (p.residual) residual = g.tensor(e, last_strides(e), p.type, p.aligned_residual);
+  }
+  Value mean, var, weight = Graph::kNone, bias = Graph::kNone, residual = Graph::kNone;
+};
+
+// What it makes of `y`, in f32 to the last; a NaN stays one behind the relu.
+void normalise(Graph& g, const ConvProblem& p, const Norm& norm, Value y, const Extents& e,
+               Value result) {
+  const Extents channels = channels_of(e);
+  const Value eps = g.scalar(float(p.eps), e.size());
+  const auto inner = [&](const Extents& of, int type) {
+    return g.inner(of, last_strides(of), type);
+  };
+  const Value above = inner(channels, kFloat), rstd = inner(channels, kFloat);
+  g.pointwise(kAdd, norm.var, eps, above);
+  g.pointwise(kReciprocalRoot, above, Graph::kNone, rstd);
+  struct Step {
+    int mode;
+    Value by;
+  };
+  std::vector<Step> steps{{kSub, norm.mean}, {kMul, rstd}};
+  if (p.weight) steps.push_back({kMul, norm.weight});
+  if (p.bias) steps.push_back({kAdd, norm.bias});
+  if (p.residual) steps.push_back({kAdd, norm.residual});
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const bool last = i + 1 == steps.size() && !p.relu;
+    const Value next = last ? result : inner(e, kFloat);
+    g.pointwise(steps[i].mode, y, steps[i].by, next);
+    y = next;
+  }
+  if (!p.relu) return;
+  const Value zero = g.scalar(0, e.size()), below = inner(e, kBoolean);
+  g.pointwise(kCompareLess, y, zero, below);
+  g.select(below, zero, y, result);
+}
+
 }  // namespace
 
 Graph graph_of(const CudnnFunctions& f, const ConvProblem& p) {
@@ -139,11 +189,14 @@ Graph graph_of(const CudnnFunctions& f, const ConvProblem& p) {
   const Value of_x = g.tensor(x, last_strides(x), p.type, p.aligned_x),
               of_w = g.tensor(w, last_strides(w), p.type, p.aligned_w),
               of_y = g.tensor(y, last_strides(y), p.type, p.aligned_y);
-  g.convolution(p.kind, of_x, of_w, of_y,
+  std::optional<Norm> norm;
+  if (p.normalises) norm.emplace(g, p, y);
+  const Value made = norm ? g.inner(y, last_strides(y), kFloat) : of_y;
+  g.convolution(p.kind, of_x, of_w, made,
                 {list(p.begin, n), list(p.end, n), list(p.stride, n), list(p.dilation, n)});
+  if (norm) normalise(g, p, *norm, made, y, of_y);
   if (p.statistics) {
-    Extents channels(n + 2, 1);
-    channels[1] = y[1];
+    const Extents channels = channels_of(y);
     const Value sum = g.tensor(channels, last_strides(channels), kFloat),
                 squares = g.tensor(channels, last_strides(channels), kFloat);
     g.statistics(of_y, sum, squares);

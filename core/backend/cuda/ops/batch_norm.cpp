@@ -114,10 +114,7 @@ void run_stats(const Primitive&, In in, Out out, Workspace, const Stream& stream
   moments(in[0], out[0], out[1], stream);
 }
 void run_apply(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  if (in[0].numel() == 0) return;
-  Norm norm(in[0], stream);
-  norm.call.mean = norm.channel(in[1]), norm.call.var = norm.channel(in[2]);
-  normalize(norm, attributes_of<BatchNormAttributes>(prim), in.subspan(3), out[0]);
+  if (in[0].numel() != 0) apply_norm(attributes_of<BatchNormAttributes>(prim), in, out[0], stream);
 }
 
 // Operands g, x, mean, ..., and y behind a relu.
@@ -183,6 +180,11 @@ void moments_of_sums(const Tensor& x, const Tensor& sum, const Tensor& squares, 
   c.first = sum.device_data(), c.second = squares.device_data();
   c.mean = mean.device_data(), c.var = var.device_data();
   launch(batch_norm_instance(x.dtype()).name, "moments_of_sums", cover(c.channels, 256), stream, c);
+}
+void apply_norm(const BatchNormAttributes& a, In in, const Tensor& y, const Stream& stream) {
+  Norm norm(in[0], stream);
+  norm.call.mean = norm.channel(in[1]), norm.call.var = norm.channel(in[2]);
+  normalize(norm, a, in.subspan(3), y);
 }
 
 void register_batch_norm(KernelTable& table) {

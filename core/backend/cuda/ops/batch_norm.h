@@ -1,5 +1,6 @@
-// Moments of channels, for the ops that have them beside another result.
+// Parts of batch-norm, for the ops that have them beside another result.
 #pragma once
+#include "core/ops/batch_norm_attributes.h"
 #include "core/tensor/stream.h"
 #include "core/tensor/tensor.h"
 
@@ -10,5 +11,10 @@ void moments(const Tensor& x, const Tensor& mean, const Tensor& var, const Strea
 /// The same of a 16-bit x by the sums of its channels and of their squares, f32 [C].
 void moments_of_sums(const Tensor& x, const Tensor& sum, const Tensor& squares, const Tensor& mean,
                      const Tensor& var, const Stream& stream);
+
+/// Enqueues batch_norm_apply: `in` has x, which has elements, mean, var and those of weight, bias
+/// and residual that `a` has. y may lie in the memory of x.
+void apply_norm(const BatchNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
+                const Stream& stream);
 
 }  // namespace tessera::cuda

@@ -117,12 +117,10 @@ void plan_conv(const Primitive&, In, std::span<Meta> out, Plan&) {
 }
 
 // Weights lie as columns do: [outputs, places of the kernel, inputs].
-void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const auto& a = attributes_of<ConvAttributes>(prim);
-  const Tensor& y = out[0];
+void convolve(const ConvAttributes& a, In in, const Tensor& y, const Stream& stream) {
   const Convolution conv(a, in[0].shape(), in[1].shape(), y.shape());
   if (conv.empty()) return fill(y, 0, stream);
-  const auto own = [&] { run_conv(prim, in, out, {}, stream); };
+  const auto own = [&] { convolve(a, in, y, stream); };
   if (library_conv(dnn::ConvKind::kForward, a, in[0], in[1], y, own, stream)) return;
   const Tensor w = channels_last(in[1], stream);
   const Tensor x = source_of(conv, in[0], stream);
@@ -138,22 +136,39 @@ void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& st
   }
 }
 
+void run_conv(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  convolve(attributes_of<ConvAttributes>(prim), in, out[0], stream);
+}
+
+// The library normalises what it stores, or y is normalised where it lies.
+void run_conv_norm(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const auto& a = attributes_of<ConvNormAttributes>(prim);
+  const Tensor& y = out[0];
+  if (y.numel() == 0) return;
+  const auto apart = [&] {
+    convolve(a.conv, in, y, stream);
+    Tensors of{y};
+    for (const Tensor& t : in.subspan(2)) of.push_back(t);
+    apply_norm(a.norm, of, y, stream);
+  };
+  const Convolution conv(a.conv, in[0].shape(), in[1].shape(), y.shape());
+  if (conv.empty() || !library_conv_norm(a, in, y, apart, stream)) apart();
+}
+
 // Moments by sums that the library takes beside y, or from y.
 void run_conv_stats(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &y = out[0], &mean = out[1], &var = out[2];
+  const auto& a = attributes_of<ConvAttributes>(prim);
   const auto apart = [&] {
-    run_conv(prim, in, out.first(1), {}, stream);
+    convolve(a, in, y, stream);
     if (y.numel() == 0) return fill(mean, 0, stream), fill(var, 0, stream);
     moments(y, mean, var, stream);
   };
-  const Convolution conv(attributes_of<ConvAttributes>(prim), in[0].shape(), in[1].shape(),
-                         y.shape());
+  const Convolution conv(a, in[0].shape(), in[1].shape(), y.shape());
   if (conv.empty() || !is_channels_last(y.shape(), y.strides())) return apart();
   const Tensor sum = empty(mean.shape(), kF32, stream.device),
                squares = empty(mean.shape(), kF32, stream.device);
-  if (!library_conv_sums(attributes_of<ConvAttributes>(prim), in[0], in[1], y, sum, squares, apart,
-                         stream))
-    return apart();
+  if (!library_conv_sums(a, in[0], in[1], y, sum, squares, apart, stream)) return apart();
   moments_of_sums(y, sum, squares, mean, var, stream);
 }
 
@@ -234,6 +249,7 @@ void run_grad_weight(const Primitive& prim, In in, Out out, Workspace, const Str
 void register_conv(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   table.add(cuda, "conv", {.plan = plan_conv, .run = run_conv});
+  table.add(cuda, "conv_norm", {.plan = plan_conv, .run = run_conv_norm});
   table.add(cuda, "conv_stats", {.plan = plan_conv, .run = run_conv_stats});
   table.add(cuda, "conv_grad_input", {.plan = plan_conv, .run = run_grad_input});
   table.add(cuda, "conv_grad_weight", {.run = run_grad_weight});

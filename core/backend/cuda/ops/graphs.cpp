@@ -42,6 +42,9 @@ std::string_view bytes_of(const Problem& p) {
 
 bool lies_last(const Tensor& t) { return is_channels_last(t.shape(), t.strides()); }
 
+// What does not lie channels-last is copied.
+int32_t aligned(const Tensor& t) { return lies_last(t) ? alignment_of(t) : int32_t(kAlignment); }
+
 dnn::ConvProblem problem_of(ConvKind kind, const ConvAttributes& a, const Tensor& x,
                             const Tensor& w, const Tensor& y) {
   dnn::ConvProblem p;
@@ -61,10 +64,6 @@ dnn::ConvProblem problem_of(ConvKind kind, const ConvAttributes& a, const Tensor
     p.begin[to] = a.window.pad_begin[d], p.end[to] = a.window.pad_end[d];
     p.stride[to] = a.window.stride[d], p.dilation[to] = a.window.dilation[d];
   }
-  // What does not lie channels-last is copied.
-  const auto aligned = [](const Tensor& t) {
-    return lies_last(t) ? alignment_of(t) : int32_t(kAlignment);
-  };
   p.aligned_x = aligned(x), p.aligned_w = aligned(w), p.aligned_y = aligned(y);
   return p;
 }
@@ -79,21 +78,44 @@ std::string described(ConvKind kind, const ConvAttributes& a, const Tensor& x, c
                      to_string(a.window.dilation), a.window.groups);
 }
 
-// Enqueues the convolution, and where `sums` has two tensors, the sums of y's channels to them.
+// One number for each channel, as the library reads them.
+Tensor numbers_of(const Tensor& t, const Stream& stream) {
+  if (t.dtype() == kF32 && t.is_contiguous() && alignment_of(t) == kAlignment) return t;
+  const Tensor copy = empty(t.shape(), kF32, t.device());
+  convert(t, copy, stream);
+  return copy;
+}
+
+// What a convolution's graph has beside it.
+struct Beside {
+  std::span<const Tensor> sums = {};          // of y's channels: two, or none
+  const BatchNormAttributes* norm = nullptr;  // that y is the result of
+  std::span<const Tensor> moments = {};       // its operands: mean, var, ..
+};
+
 bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
-              const Tensor& y, std::span<const Tensor> sums, const FunctionRef<void()>* own,
+              const Tensor& y, const Beside& beside, const FunctionRef<void()>* own,
               const Stream& stream) {
   const DType t = x.dtype();
   if ((t != kF32 && !is_16_bit(t)) || !graphs_in_use()) return false;
   dnn::ConvProblem p = problem_of(kind, a, x, w, y);
-  p.statistics = !sums.empty();
+  p.statistics = !beside.sums.empty();
+  if (const BatchNormAttributes* n = beside.norm) {
+    p.normalises = 1, p.eps = n->eps;
+    p.weight = n->form.weight, p.bias = n->form.bias, p.relu = n->form.relu;
+    p.residual = n->form.residual;
+    if (p.residual) p.aligned_residual = aligned(beside.moments.back());
+  }
   const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
   const auto describe = [&] {
-    return described(kind, a, x, w) + (sums.empty() ? "" : ", with sums of its channels");
+    return described(kind, a, x, w) + (p.statistics   ? ", with sums of its channels"
+                                       : p.normalises ? ", with batch-norm of its result"
+                                                      : "");
   };
   const dnn::Demands demands{.deterministic = deterministic_algorithms(),
                              .full_precision = t == kF32};
   Tensor in_x, in_w, in_y;  // as the library reads and writes them
+  Tensors moments;
   const auto bind = [&] {
     const auto lying = [&](const Tensor& t, ConvKind writes) {
       if (kind != writes) return channels_last(t, stream);
@@ -105,9 +127,13 @@ bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Ten
     using V = dnn::ConvValues;
     std::vector<dnn::Binding> all{
         {V::kX, in_x.device_data()}, {V::kW, in_w.device_data()}, {V::kY, in_y.device_data()}};
-    if (!sums.empty())
-      all.push_back({V::kSum, sums[0].device_data()}),
-          all.push_back({V::kSquares, sums[1].device_data()});
+    if (p.statistics)
+      all.push_back({V::kSum, beside.sums[0].device_data()}),
+          all.push_back({V::kSquares, beside.sums[1].device_data()});
+    for (const Tensor& t : beside.moments) {
+      moments.push_back(t.ndim() == 1 ? numbers_of(t, stream) : channels_last(t, stream));
+      all.push_back({V::kMean + int64_t(moments.size()) - 1, moments.back().device_data()});
+    }
     return all;
   };
   if (!run_graph({bytes_of(p), demands, make, describe, own}, bind, stream)) return false;
@@ -232,11 +258,18 @@ bool library_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const
   return run_conv(kind, a, x, w, y, {}, x.dtype() == kF32 ? &other : nullptr, stream);
 }
 
+bool library_conv_norm(const ConvNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
+                       FunctionRef<void()> apart, const Stream& stream) {
+  return run_conv(ConvKind::kForward, a.conv, in[0], in[1], y,
+                  {.norm = &a.norm, .moments = in.subspan(2)}, &apart, stream);
+}
+
 bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w, const Tensor& y,
                        const Tensor& sum, const Tensor& squares, FunctionRef<void()> apart,
                        const Stream& stream) {
   const Tensor sums[] = {sum, squares};
-  return is_16_bit(x.dtype()) && run_conv(ConvKind::kForward, a, x, w, y, sums, &apart, stream);
+  return is_16_bit(x.dtype()) &&
+         run_conv(ConvKind::kForward, a, x, w, y, {.sums = sums}, &apart, stream);
 }
 
 bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,

@@ -3,7 +3,7 @@
 #pragma once
 #include "core/backend/cuda/cudnn/graphs.h"
 #include "core/base/function_ref.h"
-#include "core/ops/conv_attributes.h"
+#include "core/ops/conv_norm.h"
 #include "core/ops/fused_attributes.h"
 #include "core/tensor/stream.h"
 #include "core/tensor/tensor.h"
@@ -21,6 +21,10 @@ bool library_conv(dnn::ConvKind kind, const ConvAttributes& a, const Tensor& x, 
 bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w, const Tensor& y,
                        const Tensor& sum, const Tensor& squares, FunctionRef<void()> apart,
                        const Stream& stream);
+/// Enqueues conv_norm: `in` has its operands. `apart` does the same by other calls, which may be
+/// faster.
+bool library_conv_norm(const ConvNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
+                       FunctionRef<void()> apart, const Stream& stream);
 
 /// Enqueues attention: `in` has q, k, v and maybe a mask, `results` out and the dense lse. Operands
 /// are copied, and results too, where the library does not read and write them as they lie.
