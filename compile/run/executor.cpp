@@ -10,6 +10,7 @@
 #include "compile/run/captured_steps.h"
 #include "compile/run/host_first.h"
 #include "compile/run/host_numbers.h"
+#include "compile/run/range_ranks.h"
 #include "compile/run/memory_order.h"
 #include "compile/run/program.h"
 #include "compile/run/step_ranges.h"
@@ -154,14 +155,23 @@ struct Executor::Impl {
   void take_turn() {
     std::list<Impl*>& users = shared->users;
     if (!users.empty() && users.front() != this) users.front()->end_turn();
-    const bool moves =
-        !std::ranges::all_of(program.arenas, [&](const Arena& a) { return fits(a); });
+    const bool moves = any_rank(
+        !std::ranges::all_of(program.arenas, [&](const Arena& a) { return fits(a); }));
     if (!moves) users.remove(this);
     while (users.size() > (moves ? 0 : kMostInTurn - 1)) users.back()->release_memory();
     if (moves)
       for (const Arena& a : program.arenas)
         if (!fits(a)) shared->of(a).storage.reset();
     users.push_front(this);
+  }
+  // Ranks capture together, so where the arena moves on one of them, all begin anew.
+  bool any_rank(bool moves) const {
+    const bool on_device = std::ranges::any_of(
+        program.arenas, [](const Arena& a) { return !a.device.is_cpu(); });
+    if (!arenas.empty() || !on_device) return moves;
+    const Tensor any = from_values<int32_t>({moves}, {1});
+    RangeRanks(program, {.begin = 0, .end = int(program.steps.size())}).most(any);
+    return any.item<int32_t>() == 1;
   }
   void end_turn() {
     finish_last_run();
@@ -182,8 +192,8 @@ struct Executor::Impl {
 
   void take_memory() {
     if (!arenas.empty() && (!shared || shared->users.front() == this)) return;
-    if (shared) take_turn();
     if (!std::exchange(arenas_agreed, true)) agree_on_arenas(program);
+    if (shared) take_turn();
     std::vector<Ref<Storage>> taken;
     for (const Arena& a : program.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
     if (taken == arenas) return;  // where they were before others' turns

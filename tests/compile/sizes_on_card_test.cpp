@@ -141,6 +141,30 @@ TEST_F(SizesOnCard, Collectives) {
   });
 }
 
+// Rank 1 needs as much memory for one size as for another, and rank 0 does not: the arena moves on
+// both, so that both launch graphs in the same runs.
+TEST_F(SizesOnCard, CollectivesOfRanksWhoseArenasDiffer) {
+  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  run_ranks(2, [&](ProcessGroup& group) {
+    const DeviceScope scope({card_.kind, int8_t(group.rank())});
+    const Ref<ProcessGroup> world = world_group();
+    const Tensor large = ones({512, 512}, {.device = default_device()});
+    auto f = compile(
+        [&](const Tensor& x) {
+          Tensor y = plain(x);
+          if (group.rank() == 1) y = y + sum(matmul(large, large)) * 0.0;
+          return all_gather(y, world);
+        },
+        {.mode = CompileMode::kReduceOverhead});
+    for (int k = 0; k < 14; ++k) {
+      const int64_t n = k < 2 ? 16 + 112 * k : k < 5 || k % 2 ? 32 : 64;
+      const Tensor x = drawn(n, k).to(default_device()), both[] = {plain(x), plain(x)};
+      expect_close(f(x), cat(both, 0));
+    }
+    EXPECT_EQ(f.report().device_graphs, 1);
+  });
+}
+
 TEST_F(SizesOnCard, ATrainingStep) {
   Training eager(0.1), compiled(0.1);
   auto step = compile(
