@@ -19,13 +19,16 @@ void look_at(const T* values, int64_t n, bool& nan, bool& infinity) {
   }
 }
 
-// 16-bit floats: all bits of the exponent are set, and the rest says which of the two.
-void look_at_bits(const uint16_t* values, int64_t n, uint16_t exponent, bool& nan, bool& infinity) {
+// Narrow floats, by their bits without the sign: `infinite`, which no number has where the format
+// knows no infinity, and from `first_nan` on.
+template <class Bits>
+void look_at_bits(const void* values, int64_t n, Bits infinite, Bits first_nan, bool& nan,
+                  bool& infinity) {
+  constexpr Bits kSign = Bits(1) << (8 * sizeof(Bits) - 1);
   for (int64_t i = 0; i < n; ++i) {
-    const bool special = (values[i] & exponent) == exponent,
-               rest = (values[i] & 0x7fff & ~exponent) != 0;
-    nan |= special && rest;
-    infinity |= special && !rest;
+    const Bits bits = static_cast<const Bits*>(values)[i] & Bits(~kSign);
+    nan |= bits >= first_nan;
+    infinity |= bits == infinite;
   }
 }
 
@@ -42,7 +45,7 @@ NonFiniteSearch::NonFiniteSearch(bool (*communicates)(const Primitive&))
 NonFiniteSearch::Seen NonFiniteSearch::look(std::span<const Tensor> tensors) {
   Seen seen;
   for (const Tensor& given : tensors) {
-    if (!is_differentiable(given.dtype()) || !given.storage() || given.device().is_meta()) continue;
+    if (!is_floating(given.dtype()) || !given.storage() || given.device().is_meta()) continue;
     if (given.device().is_cpu()) given.storage()->wait_ready();
     const Tensor t = on_host(given.is_contiguous() ? given : dense_copy(given));
     const void* values = t.raw_values();
@@ -50,9 +53,10 @@ NonFiniteSearch::Seen NonFiniteSearch::look(std::span<const Tensor> tensors) {
     switch (t.dtype()) {
       case kF32: look_at(static_cast<const float*>(values), n, seen.nan, seen.infinity); break;
       case kF64: look_at(static_cast<const double*>(values), n, seen.nan, seen.infinity); break;
-      default:
-        look_at_bits(static_cast<const uint16_t*>(values), n, t.dtype() == kF16 ? 0x7c00 : 0x7f80,
-                     seen.nan, seen.infinity);
+      case kF16: look_at_bits<uint16_t>(values, n, 0x7c00, 0x7c01, seen.nan, seen.infinity); break;
+      case kF8E4M3: look_at_bits<uint8_t>(values, n, 0xff, 0x7f, seen.nan, seen.infinity); break;
+      case kF8E5M2: look_at_bits<uint8_t>(values, n, 0x7c, 0x7d, seen.nan, seen.infinity); break;
+      default: look_at_bits<uint16_t>(values, n, 0x7f80, 0x7f81, seen.nan, seen.infinity);
     }
   }
   return seen;

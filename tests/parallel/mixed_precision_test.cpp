@@ -89,6 +89,25 @@ TEST(MixedPrecision, GatheredInBf16IsCloseToAutocastAlone) {
   });
 }
 
+TEST(MixedPrecision, InputsInStorageFormatsStayAsTheyAre) {
+  struct Looks final : nn::Module {
+    nn::LinearPtr linear = register_module("linear", nn::linear(4, 4));
+    DType given = kBool;
+
+   protected:
+    Tensor forward(Tensor x) override {
+      given = x.dtype();
+      return (*linear)(x.to(kBF16));
+    }
+  };
+  run_ranks(2, [&](ProcessGroup&) {
+    auto model = std::make_shared<Looks>();
+    fully_shard(*model, {.precision = {.param = kBF16}});
+    (*model)(zeros({2, 4}, {.dtype = kF8E4M3}));
+    TESSERA_CHECK(model->given == kF8E4M3, "the input is {}", name_of(model->given));
+  });
+}
+
 // A gathered weight is not kept for backward, nor is its cast.
 TEST(MixedPrecision, CastsOfGatheredWeightsAreMadeAgain) {
   run_ranks(2, [&](ProcessGroup& group) {

@@ -121,9 +121,10 @@ struct WithConstant final : nn::Module {
     norm = register_module("norm", nn::batch_norm1d({.channels = 3}));
     register_buffer("third", third, full({2}, 1.0 / 3));
     register_buffer("mine", mine, zeros({1}), false);
+    register_buffer("stored", stored, ones({2}, {.dtype = kF8E4M3}));  // no sum has this dtype
   }
   std::shared_ptr<nn::BatchNorm1d> norm;
-  Tensor third, mine;
+  Tensor third, mine, stored;
 
  protected:
   Tensor forward(Tensor x) override {

@@ -506,5 +506,24 @@ TEST(Module, ForwardOfTheWrongKindSaysSo) {
   expect_contains(error_of([&] { (*list)(ones({1})); }), "ModuleList: forward of one tensor");
 }
 
+// Weights that are stored in eight bits beside their scale are no parameters to train or to cast.
+TEST(Module, StorageFormatsStayAsTheyAre) {
+  struct Stored final : Module {
+    Tensor codes, more, scale;
+    Stored() {
+      register_parameter("codes", codes, zeros({2}, {.dtype = kF8E4M3}));
+      register_buffer("more", more, zeros({2}, {.dtype = kF8E5M2}));
+      register_parameter("scale", scale, ones({}));
+    }
+  };
+  auto stored = std::make_shared<Stored>();
+  EXPECT_FALSE(stored->codes.requires_grad());
+  stored->to(kBF16);
+  EXPECT_EQ(stored->codes.dtype(), kF8E4M3);
+  EXPECT_EQ(stored->more.dtype(), kF8E5M2);
+  EXPECT_EQ(stored->scale.dtype(), kBF16);
+  EXPECT_THROW(stored->to(kF8E4M3), UserError);
+}
+
 }  // namespace
 }  // namespace tessera::nn

@@ -52,6 +52,18 @@ TEST(NonFiniteSearch, NamesTheOpAndItsModule) {
   EXPECT_EQ(search.story(), "log of f32[2, 3] in middle (forward) made the first NaN");
 }
 
+TEST(NonFiniteSearch, WhatIsTooLargeForNarrowFloats) {
+  const Tensor large = tensor({400, -70000.0}), fits = tensor({400, -0.001});
+  for (DType t : {kF8E4M3, kF8E5M2, kF16}) {
+    NonFiniteSearch search;
+    fits.to(t);
+    EXPECT_EQ(search.story(), "") << name_of(t);
+    large.to(t);
+    EXPECT_EQ(search.first_nan().has_value(), t == kF8E4M3) << name_of(t);
+    EXPECT_EQ(search.first_infinity().has_value(), t != kF8E4M3) << name_of(t);
+  }
+}
+
 TEST(NonFiniteSearch, AnInfinityThatBecomesNaN) {
   Net net([](const Tensor& x) {
     Tensor y = exp(x * 100.0);
