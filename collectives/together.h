@@ -8,9 +8,10 @@
 namespace tessera {
 
 /// While the outermost of these objects lives, asynchronous collectives of this thread on cards are
-/// put off, and at its end they are submitted together, as one group of NCCL's. Those that somebody
-/// waits for meanwhile, or that another call follows which is not put off, are submitted then. All
-/// ranks make them alike.
+/// put off, and at its end they are submitted together, as one group of NCCL's. Those that the
+/// thread waits for meanwhile, or that another call follows which is not put off, are submitted
+/// then. NCCL demands equal groups of all ranks, so these make and wait for the same calls; no
+/// other thread waits for a call before the scope ends.
 class TogetherScope {
  public:
   TogetherScope();

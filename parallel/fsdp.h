@@ -52,7 +52,9 @@ struct FsdpOptions {
   bool sync_buffers = true;
 };
 
-/// The bytes that parameters and gradients take on this rank.
+/// The bytes that parameters and gradients take on this rank. Where NCCL moves them, weights of a
+/// group lie in rooms, and gradients on their way too, which stay allocated from the first step on:
+/// two for blocks and one for the model's own group, of either.
 struct FsdpMemory {
   int64_t sharded = 0;   // parameters; with offload: in memory of the host
   int64_t gathered = 0;  // whole parameters that are alive

@@ -135,7 +135,7 @@ Ref<Work> GroupCore::submit(const Collective& c) {
   }
   const bool message = call->plan.is_p2p();
   TogetherScope* const together = c.async && !message ? TogetherScope::current() : nullptr;
-  if (together) together->add(call);
+  if (together) together->add(call), ready.together = true;
   {
     std::lock_guard lock(mutex_);
     if (dead()) throw_failure();

@@ -81,6 +81,7 @@ class GroupCore final : public CallOwner {
     Tensors tensors;
     Clock::time_point called;
     std::vector<Ref<Storage>> memory = {};  // for pieces that are brought together
+    bool together = false;                  // put off by a TogetherScope
     // Where the caller records a profile.
     AddDeviceTimes add_to_profile = nullptr;
     ProfileEvent event = {};

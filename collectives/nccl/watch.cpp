@@ -63,7 +63,10 @@ void GroupCore::watch() {
       changed_.wait_for(lock, kLook);
     if (stop_ || dead()) continue;
     drop_ended();
-    if (!put_off_.empty() && Clock::now() - put_off_[0].called > kMostPutOff) {
+    // Collectives of a scope are submitted where all ranks do: NCCL chooses how it moves those of a
+    // group by the group.
+    if (!put_off_.empty() && Clock::now() - put_off_[0].called > kMostPutOff &&
+        std::ranges::none_of(put_off_, &Ready::together)) {
       try {
         submit_all_put_off();
       } catch (const CommError&) {  // whoever waits for them hears of it

@@ -265,6 +265,7 @@ TEST_F(CollectivesOnCards, CallsTogetherAreOneLaunchAndOneEvent) {
     {
       const TogetherScope together;
       g.all_reduce_async(a);
+      if (g.rank() == 0) std::this_thread::sleep_for(Millis(100));  // its group is that of rank 1
       g.all_reduce_async(b);
     }
     {
