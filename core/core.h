@@ -25,6 +25,7 @@
 #include "core/ops/products.h"           // IWYU pragma: export
 #include "core/ops/random.h"             // IWYU pragma: export
 #include "core/ops/reduce.h"             // IWYU pragma: export
+#include "core/ops/scaled_matmul.h"      // IWYU pragma: export
 #include "core/ops/scan.h"               // IWYU pragma: export
 #include "core/ops/sort.h"               // IWYU pragma: export
 #include "core/ops/sparse.h"             // IWYU pragma: export

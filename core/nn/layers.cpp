@@ -22,12 +22,22 @@ void Linear::reset(const InitKeys& keys) {
   kaiming_uniform_(weight, std::sqrt(5.0), keys.key("weight"));
   double bound = 1 / std::sqrt(double(options.in));
   if (bias.defined()) uniform_(bias, -bound, bound, keys.key("bias"));
+  if (product_) product_->reset();
 }
 
-Tensor Linear::forward(Tensor x) { return tessera::linear(x, weight, bias); }
+void Linear::multiply_by(std::shared_ptr<LinearProduct> product) {
+  product_ = std::move(product);
+  product_changes_.note_change();
+}
+
+Tensor Linear::forward(Tensor x) {
+  product_changes_.note_use();
+  return product_ ? (*product_)(x, weight, bias, training()) : tessera::linear(x, weight, bias);
+}
 
 std::string Linear::describe() const {
-  return fmt::format("in={}, out={}, bias={}", options.in, options.out, options.bias);
+  return fmt::format("in={}, out={}, bias={}{}", options.in, options.out, options.bias,
+                     product_ ? ", " + product_->describe() : "");
 }
 
 // ---- Embedding

@@ -11,6 +11,18 @@ struct LinearOptions {
   int64_t in = 0, out = 0;
   bool bias = true;
 };
+/// Another way to compute what a Linear computes (fp8.h).
+class LinearProduct {
+ public:
+  virtual ~LinearProduct() = default;
+  /// x [.., in], weight [out, in], bias [out] or undefined -> x weight^T + bias [.., out].
+  virtual Tensor operator()(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            bool training) = 0;
+  /// Gives the buffers that it registered their first values.
+  virtual void reset() = 0;
+  virtual std::string describe() const = 0;
+};
+
 /// x [.., in] -> x weight^T + bias [.., out]. weight [out, in], bias [out]: uniform in
 /// +-1/sqrt(in).
 class Linear : public Module {
@@ -19,11 +31,18 @@ class Linear : public Module {
   Linear(int64_t in, int64_t out, bool bias = true) : Linear(LinearOptions{in, out, bias}) {}
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
+  /// Lets `product` compute the result from now on; null: linear() of core/ops/contract.h.
+  void multiply_by(std::shared_ptr<LinearProduct> product);
+  const std::shared_ptr<LinearProduct>& product() const { return product_; }
   Tensor weight, bias;
   const LinearOptions options;
 
  protected:
   Tensor forward(Tensor x) override;
+
+ private:
+  std::shared_ptr<LinearProduct> product_;
+  TrackedChanges product_changes_;
 };
 
 struct EmbeddingOptions {

@@ -18,6 +18,7 @@ const OpRegistry& op_registry() {
     register_scan_ops(*r);
     register_contract_ops(*r);
     register_contract_epilogue_ops(*r);
+    register_scaled_matmul_ops(*r);
     register_linalg_ops(*r);
     register_segment_ops(*r);
     register_sparse_ops(*r);

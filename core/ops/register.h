@@ -15,6 +15,7 @@ void register_sort_ops(OpRegistry& registry);
 void register_scan_ops(OpRegistry& registry);
 void register_contract_ops(OpRegistry& registry);
 void register_contract_epilogue_ops(OpRegistry& registry);
+void register_scaled_matmul_ops(OpRegistry& registry);
 void register_linalg_ops(OpRegistry& registry);
 void register_segment_ops(OpRegistry& registry);
 void register_sparse_ops(OpRegistry& registry);

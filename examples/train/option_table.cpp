@@ -148,6 +148,9 @@ std::span<const OptionRow> option_table() {
           "type of products and attention: fp32, tf32 (fp32, in which cards round operands of "
           "products to 11 bits and CPUs do not), bf16 or fp16 (dynamic loss scaling); weights, "
           "gradients, norms and the loss stay fp32"),
+      row("fp8", &Options::fp8, kNumbers,
+          "linear layers multiply in eight bits, scaled by the largest value of each tensor "
+          "(current) or of the last 16 steps (delayed); faster on cards from capability 8.9 on"),
       row("recompute", &Options::recompute, kTogether,
           "activations of blocks that backward computes again instead of keeping them: none, block "
           "(all) or selective (all but results of products and attention)"),

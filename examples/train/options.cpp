@@ -140,6 +140,12 @@ void check_values(const Options& o) {
                 "train: --exact-contraction shares the sums of f32 products; --precision {} would "
                 "round its terms. Leave one of them out",
                 o.precision);
+  TESSERA_CHECK(o.fp8 == "none" || o.fp8 == "current" || o.fp8 == "delayed",
+                "train: unknown --fp8 {}; expected none, current or delayed", o.fp8);
+  TESSERA_CHECK(!o.exact_contraction || o.fp8 == "none",
+                "train: --exact-contraction shares the sums of f32 products; --fp8 {} would round "
+                "their factors. Leave one of them out",
+                o.fp8);
   const auto known = {"sgd", "adamw", "rmsprop", "adagrad", "lion"};
   TESSERA_CHECK(std::ranges::count(known, o.optimizer) == 1,
                 "train: unknown optimizer \"{}\"; expected one of {}", o.optimizer,

@@ -40,6 +40,7 @@ struct Options {
   std::string device = "auto";           // text: device_of
   std::string compile_mode = "default";  // as compiler::parse_compile_mode
   std::string precision = "fp32";        // of products and attention: fp32, tf32, bf16 or fp16
+  std::string fp8 = "none";  // scaling of linear layers in eight bits: none, current or delayed
   std::string recompute = "none";  // activations computed again in backward: none, block, selective
   uint64_t seed = 1337;
   bool deterministic = false, exact_contraction = false, compile = false;

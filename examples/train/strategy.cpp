@@ -214,7 +214,9 @@ class Staged final : public Strategy {
                   "fewer ranks in --mesh",
                   has, cut.parts, stages, cut.remedy(stages));
     nn::OnDevice meta(kMeta);
-    return cut.stage(task.options, mesh_.coordinate("pp"), stages);
+    std::shared_ptr<nn::Module> stage = cut.stage(task.options, mesh_.coordinate("pp"), stages);
+    use_fp8(*stage, o);
+    return stage;
   }
   // Fills this stage with values: those drawn for the whole model, or its part of a file.
   void fill(const Options& o) {

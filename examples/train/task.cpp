@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include "core/nn/fp8.h"
+#include "core/ops/create.h"
 #include "examples/models/hugging_face.h"
 #include "examples/train/fit.h"
 #include "examples/train/outputs.h"
@@ -43,18 +45,25 @@ io::Metadata saved_metadata(const std::string& path) {
 void load_weights(nn::Module& model, const Options& o, bool part) {
   check_intact(o.weights);
   const bool hugging_face = models::is_hugging_face(o.weights);
-  std::vector<NamedTensor> state;
+  nn::reset_fp8_scales(model);
+  std::vector<NamedTensor> state, histories;
+  for (const NamedTensor& t : model.state())
+    if (nn::is_fp8_history(t.name))
+      histories.push_back({t.name, zeros(t.tensor.shape(), {.dtype = kF32})});
   if (!hugging_face)
     state = io::load_safetensors(o.weights);
-  else if (part)
+  else if (part || !histories.empty())
     state = models::load_hugging_face(o.weights);
+  // Weights have no history of scales; those of a checkpoint are of another run.
+  std::erase_if(state, [](const NamedTensor& t) { return nn::is_fp8_history(t.name); });
+  state.insert(state.end(), histories.begin(), histories.end());
   if (part) {
     std::set<std::string> own;
     for (const NamedTensor& t : model.state()) own.insert(t.name);
     std::erase_if(state, [&](const NamedTensor& t) { return !own.contains(t.name); });
   }
   try {
-    if (hugging_face && !part)
+    if (hugging_face && !part && histories.empty())
       models::load_hugging_face(model, o.weights);
     else
       model.load_state(state);
@@ -130,6 +139,18 @@ void check_save_folder(const Options& o, const Task& task) {
 
 }  // namespace
 
+std::string use_fp8(nn::Module& model, const Options& o) {
+  if (o.fp8 == "none") return {};
+  const nn::Fp8Layers done = nn::convert_to_fp8(
+      model, {.recipe = o.fp8 == "delayed" ? nn::Fp8Recipe::kDelayed : nn::Fp8Recipe::kCurrent,
+              .skip_unfit = true});
+  std::string left;
+  for (const std::string& path : done.left) left += (left.empty() ? "" : ", ") + path;
+  return fmt::format("fp8: {} of {} linear layers multiply in eight bits, {} scaling{}",
+                     done.converted.size(), done.converted.size() + done.left.size(), o.fp8,
+                     left.empty() ? "" : "; widths that are no multiples of 16: " + left);
+}
+
 Task make_task(const Options& o, Device device) {
   check_model(o);  // before options of another model are set
   nn::OnDevice building(device);
@@ -151,6 +172,12 @@ Task make_task(const Options& o, Device device) {
     nn::SkipInit later;
     task.model = spec.make(task.options);
   }
+  task.fp8_story = use_fp8(*task.model, o);
+  TESSERA_CHECK(o.fp8 == "none" || !task.fp8_story.starts_with("fp8: 0 of"),
+                "train: --fp8 {}: --model {} has no linear layer whose widths are multiples of 16, "
+                "which cards multiply in eight bits; choose such widths with --set, or leave --fp8 "
+                "out",
+                o.fp8, o.model);
   task.weights_hash = hash_of_weights(o.weights);
   task.fill = [model = task.model, o] {
     if (o.weights.empty())

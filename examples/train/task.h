@@ -38,6 +38,7 @@ struct Task {
   DataFacts data = {};
   std::string weights_hash = {};  // of the files of --weights
   std::string data_story = {};    // a line that says what was read; empty for random values
+  std::string fp8_story = {};     // one about layers in eight bits; empty without --fp8
   int64_t tokens_per_sample = 0;  // 0: not a language model
   int64_t validation_batch = 64;  // fixed, so that validation sums in one order
   std::function<std::string(int64_t tokens)> generate = {};  // null if the model cannot generate
@@ -48,6 +49,10 @@ struct Task {
 /// `model`. If `part`, the model may be a part of the one that was saved. Throws UserError for a
 /// file whose hash shows that it is damaged, and for weights that do not fit.
 void load_weights(nn::Module& model, const Options& o, bool part = false);
+
+/// Lets linear layers of `model`, which is new, multiply in eight bits, as --fp8 says; layers with
+/// a width that is no multiple of 16 stay as they are. Returns a line that says so.
+std::string use_fp8(nn::Module& model, const Options& o);
 
 /// Builds the task that the options describe: model (without values until fill), data, loss.
 /// `device` is that of the parameters; kMeta for a model that is cut before it gets values.

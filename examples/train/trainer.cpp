@@ -33,6 +33,7 @@
 #include "examples/train/stop.h"
 #include "examples/train/strategy.h"
 #include "parallel/checkpoint/exchange.h"
+#include "parallel/fp8.h"
 
 namespace tessera::train {
 namespace {
@@ -175,7 +176,8 @@ Validation validate(const Options& o, const Task& task, Strategy& strategy) {
   return out;
 }
 
-void save(const Options& o, const Task& task, const std::vector<NamedTensor>& state) {
+void save(const Options& o, const Task& task, std::vector<NamedTensor> state) {
+  std::erase_if(state, [](const NamedTensor& t) { return nn::is_fp8_history(t.name); });
   io::Metadata metadata;
   for (auto& [key, value] : task.metadata) metadata.emplace(key, value);
   if (saves_folder(o)) return task.spec->folder.write(task.options, o.save, state, metadata);
@@ -274,6 +276,10 @@ class Trainer {
                                counted(steps_, "step"), o_.batch_size, task_.samples, made_up,
                                precision_story(o_, device_)));
     if (!task_.data_story.empty()) report_.line(task_.data_story);
+    if (!task_.fp8_story.empty())
+      report_.line(
+          task_.fp8_story +
+          (device_.is_cpu() ? "; this CPU computes them in fp32, slower than without --fp8" : ""));
     if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     if (done_ > 0 && done_ >= steps_)
       report_.line(
@@ -399,6 +405,7 @@ class Trainer {
     }
     scaler_.update();
     optimizer_->zero_grad();
+    nn::update_fp8_scales(*task_.model, Ref<ProcessGroup>(&strategy_->data_group()));
     return {losses, clip.norm};
   }
 

@@ -11,7 +11,10 @@ class BiasesOnCard : public test::ProductsOnCard {
   /// How many products with a bias the passes make of `f`.
   static int biases(const std::vector<Tensor>& in, const std::function<Tensors()>& f,
                     std::optional<double> tolerance = {}) {
-    return test::count(joined(in, f, tolerance), "contract_bias");
+    const Graph g = joined(in, f, tolerance);
+    return test::count(g, "contract_bias") + int(std::ranges::count_if(g.nodes, [](const Node& n) {
+             return n.prim->name() == "scaled_matmul" && n.in.size() == 5;
+           }));
   }
 };
 
@@ -38,6 +41,15 @@ TEST_F(BiasesOnCard, OfLayersUnderAutocast) {
   const auto f = [&]() -> Tensors {
     const Autocast cast(kBF16);
     return {linear(in[0], in[1], in[2])};
+  };
+  EXPECT_EQ(biases(in, f, 1.6e-2), 1);
+}
+TEST_F(BiasesOnCard, OfLayersInEightBits) {
+  const std::vector<Tensor> in{drawn({16, 32}, 1, kF32).to(kF8E4M3),
+                               drawn({48, 32}, 2, kF32).to(kF8E4M3), full({}, 0.5, {kF32, card_}),
+                               drawn({48}, 3, kBF16)};
+  const auto f = [&]() -> Tensors {
+    return {scaled_matmul(in[0], in[1], in[2], in[2], kBF16) + in[3]};
   };
   EXPECT_EQ(biases(in, f, 1.6e-2), 1);
 }

@@ -30,7 +30,7 @@ inline Tensors evaluate(const Sample& s, std::vector<Tensor> in) {
   Tensors leaves;
   if (differentiate)
     for (Tensor& t : in)
-      if (is_floating(t.dtype())) leaves.push_back(t = t.detach().requires_grad_());
+      if (is_differentiable(t.dtype())) leaves.push_back(t = t.detach().requires_grad_());
   std::vector<Tensor> operands = in;
   Tensors out = dispatch(s.prim, operands), roots;
   for (const Tensor& t : out)

@@ -21,7 +21,7 @@
 namespace tessera::test {
 namespace {
 
-bool is_float(const Tensor& t) { return is_floating(t.dtype()); }
+bool is_float(const Tensor& t) { return is_differentiable(t.dtype()); }
 
 double element(const Tensor& dense, int64_t i) {
   return read_real(static_cast<const char*>(dense.raw()) + size_t(i) * size_of(dense.dtype()),

@@ -44,8 +44,9 @@ Tensors copies(const std::vector<Tensor>& in) { return Tensors(in.begin(), in.en
 // Two terms of a result, or two of its parts, made one.
 Tensor joined(const Tensor& a, const Tensor& b, int dim, Factor::Kind kind) {
   if (dim >= 0) {
-    Tensor parts[] = {a, b};
-    return cat(parts, dim);
+    const DType computed = is_storage_only(a.dtype()) ? kF32 : a.dtype();
+    Tensor parts[] = {cast(a, computed), cast(b, computed)};
+    return cast(cat(parts, dim), a.dtype());
   }
   return kind == Factor::kMax ? maximum(a, b) : a + b;
 }

@@ -5,6 +5,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/quantized.h"
 #include "core/ops/samples.h"
+#include "core/ops/scaled_matmul.h"
 #include "core/ops/sparse.h"
 #include "core/ops/views.h"
 #include "tests/support/large_cases.h"
@@ -106,6 +107,20 @@ void add_bytes(LargeCases& cases) {
   }
 }
 
+// Multiples of 2^-7 below 1 are rounded to eight bits, and their products summed exactly.
+void add_float8(LargeCases& cases) {
+  for (int64_t summed : {255, 256, 257})
+    cases.push_back(
+        {fmt::format("scaled_matmul of sums of {}", summed),
+         {grid_values({67, summed}, 1), grid_values({33, summed}, 2)},
+         [](const List& in) {
+           const Tensor half = full({}, 0.5, {.dtype = kF32});
+           return List{scaled_matmul(cast(in[0], kF8E5M2), cast(in[1], kF8E4M3), half, half, kF32)};
+         },
+         1,
+         false});
+}
+
 }  // namespace
 
 void add_linalg(LargeCases& cases) {
@@ -128,6 +143,7 @@ void add_linalg(LargeCases& cases) {
   for (int64_t width : {31, 32, 33, 63, 65}) add_sparse(cases, 700, width);
   add_sparse(cases, 1500, 8);
   add_bytes(cases);
+  add_float8(cases);
   for (int64_t n : {131071, 131072, 131073}) {
     cases.push_back({"quantize " + std::to_string(n),
                      {grid_values({n}, 1)},

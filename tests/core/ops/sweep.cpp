@@ -6,6 +6,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
+#include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "core/tensor/element.h"
 
@@ -48,7 +49,7 @@ std::vector<Meta> infer(const Primitive& prim, const List& in) {
 }
 AxisMap axes(const Primitive& prim, const List& in) { return prim.axes(pointers(in)); }
 
-bool is_float(const Tensor& t) { return is_floating(t.dtype()); }
+bool is_float(const Tensor& t) { return is_differentiable(t.dtype()); }
 
 double at(const Tensor& t, int64_t i) {
   int64_t offset = 0;
@@ -70,11 +71,13 @@ Tensor restrided(const Tensor& x) {
   for (int d = 0; d < x.ndim(); ++d) back[int(order[d])] = d;
   Tensor y = clone(permute(x, order));
   if (y.ndim() > 0) {  // one more row in front, so that there is an offset and a gap
-    Shape row = y.shape();
-    row[y.ndim() - 1] = 1;
-    Tensor parts[] = {empty(row, y.dtype()), y};
-    std::memset(parts[0].raw(), 0, parts[0].nbytes());
-    y = narrow(cat(parts, y.ndim() - 1), y.ndim() - 1, 1, y.shape()[y.ndim() - 1]);
+    Shape more = y.shape();
+    ++more[y.ndim() - 1];
+    const Tensor room = empty(more, y.dtype());
+    std::memset(room.raw(), 0, room.nbytes());
+    const Tensor place = narrow(room, y.ndim() - 1, 1, y.size(-1));
+    assign_(place, y);
+    y = place;
   }
   return permute(y, back);
 }

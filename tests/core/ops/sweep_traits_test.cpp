@@ -82,13 +82,14 @@ TEST(SweepTraits, ReductionsFoldLoopsOfOneOperand) {
 }
 
 TEST(SweepTraits, ProductsCountTheirArithmetic) {
-  const Names products = {"contract",         "contract_bias", "conv",      "conv_grad_input",
-                          "conv_grad_weight", "conv_stats",    "attention", "attention_grad",
-                          "quantized_linear", "quantized_conv"};
+  const Names products = {"contract",         "contract_bias",  "conv",         "conv_grad_input",
+                          "conv_grad_weight", "conv_stats",     "attention",    "attention_grad",
+                          "quantized_linear", "quantized_conv", "scaled_matmul"};
   Names summing;
   const Names counted = {"contract",      "contract_bias",      "conv",          "conv_grad_input",
                          "contract_gelu", "contract_gelu_grad", "contract_sums", "conv_grad_weight",
-                         "contract_add",  "contract_wide",      "conv_stats",    "conv_norm"};
+                         "contract_add",  "contract_wide",      "conv_stats",    "conv_norm",
+                         "scaled_matmul"};
   for_each_sample([&](const Sample& s) {
     const bool product = s.prim->traits().kind == OpKind::kProduct;
     EXPECT_EQ(product, products.contains(s.prim->name()));

@@ -28,13 +28,16 @@ bool tied(const Sample& s, size_t operand) {
                          name == "batch_norm_grad" || name == "attention_grad");
 }
 
+// In a dtype that ops compute with.
+Tensor computed(const Tensor& t) { return is_storage_only(t.dtype()) ? cast(t, kF32) : t; }
+
 // Values of sample `k`: floats a little smaller each time, which keeps domains and order; others in
 // another order, which keeps them legal.
 Tensor sample_of(const Sample& s, size_t operand, int64_t k) {
   const Tensor& t = s.in[operand];
   if (tied(s, operand)) return t;
   if (is_float(t)) return t * (1.0 - 0.01 * double(k));
-  return reshape(roll(reshape(t, {-1}), {k}, {0}), t.shape());
+  return cast(reshape(roll(reshape(computed(t), {-1}), {k}, {0}), t.shape()), t.dtype());
 }
 
 // `in` with a batch in dim `dim` of the operands that `batched` names.
@@ -43,8 +46,8 @@ List with_batch(const Sample& s, uint32_t batched, int64_t dim) {
   for (size_t i = 0; i < out.size(); ++i) {
     if (!(batched >> i & 1)) continue;
     std::vector<Tensor> parts;
-    for (int64_t k = 0; k < kSamples; ++k) parts.push_back(sample_of(s, i, k));
-    out[i] = stack(parts, dim);
+    for (int64_t k = 0; k < kSamples; ++k) parts.push_back(computed(sample_of(s, i, k)));
+    out[i] = cast(stack(parts, dim), s.in[i].dtype());
   }
   return out;
 }

@@ -73,7 +73,7 @@ std::vector<Tensor> run_on(Device device, const Sample& s) {
 
   Tensors leaves = on(device, s.in), in = leaves;
   for (Tensor& leaf : leaves)
-    if (is_floating(leaf.dtype())) leaf.requires_grad_();
+    if (is_differentiable(leaf.dtype())) leaf.requires_grad_();
   const Tensor y = dispatch(prim, in)[0];
   if (!y.requires_grad()) return out;
   try {

@@ -89,6 +89,8 @@ TEST_F(CublasLtObjects, ProductsBeginPlain) {
                        {kProductAux, 8, 0},
                        {kProductAuxLeading, 8, 0},
                        {kProductAuxBatchStride, 8, 0},
+                       {kProductScaleA, 8, 0},
+                       {kProductScaleB, 8, 0},
                        {kProductAuxType, 4, 0xffffffff},
                        {kProductBiasType, 4, 0xffffffff}}) {
     int64_t value = 0;

@@ -13,6 +13,7 @@ using namespace tessera::cuda::blas;  // NOLINT: the tests speak the library's l
 /// A product of column-major matrices of one type, C as D; fields may be changed before it runs.
 struct Plan {
   int type = kR32F, compute = kCompute32F, scale = kR32F;
+  int type_b = -1;  // -1: that of A
   int result = -1;  // the type of C and D; -1: that of A and B
   uint64_t m = 8, n = 12, k = 16;
   bool transpose_a = false, transpose_b = false;
@@ -23,6 +24,8 @@ struct Plan {
   int epilogue = kEpilogueDefault;
   DevicePtr bias = 0, aux = 0;
   int64_t aux_leading = 0;
+  int bias_type = -1;                  // -1: not said
+  DevicePtr scale_a = 0, scale_b = 0;  // of factors of eight bits
   uint64_t workspace_bytes = 32 << 20;
   int32_t alignment = 256, reductions = kReductionMask;
   double alpha = 1, beta = 0;
@@ -63,6 +66,9 @@ class CublasLtProducts : public OnDevice {
     set<DevicePtr>(to.product, kProductBias, p.bias);
     set<DevicePtr>(to.product, kProductAux, p.aux);
     set<int64_t>(to.product, kProductAuxLeading, p.aux_leading);
+    set<DevicePtr>(to.product, kProductScaleA, p.scale_a);
+    set<DevicePtr>(to.product, kProductScaleB, p.scale_b);
+    if (p.bias_type >= 0) set<int32_t>(to.product, kProductBiasType, p.bias_type);
     const auto layout = [&p](Layout& l, int type, uint64_t rows, uint64_t columns, int64_t leading,
                              int64_t stride) {
       const auto dense = static_cast<int64_t>(p.order == kOrderRow ? columns : rows);
@@ -74,7 +80,8 @@ class CublasLtProducts : public OnDevice {
       cublaslt().layout_set(l, kLayoutBatchStride, &stride, sizeof(stride));
     };
     layout(to.a, p.type, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.lda, p.stride_a);
-    layout(to.b, p.type, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.ldb, p.stride_b);
+    layout(to.b, p.type_b < 0 ? p.type : p.type_b, p.transpose_b ? p.n : p.k,
+           p.transpose_b ? p.k : p.n, p.ldb, p.stride_b);
     layout(to.d, p.result < 0 ? p.type : p.result, p.m, p.n, p.ldd, p.stride_d);
   }
   /// What the library suggests; empty where it refuses.

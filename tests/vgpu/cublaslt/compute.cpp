@@ -19,12 +19,26 @@ uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Eight bits as a sign, `exponent` bits around `bias`, and the rest of a mantissa. E4M3 has no
+// infinity and one NaN; E5M2 has both as the larger formats do.
+float of_f8(uint8_t bits, int exponent, int bias) {
+  const int digits = 7 - exponent, power = (bits & 0x7f) >> digits;
+  const int mantissa = bits & ((1 << digits) - 1);
+  const float sign = bits & 0x80 ? -1.0f : 1.0f;
+  if (exponent == 4 && (bits & 0x7f) == 0x7f) return std::nanf("");
+  if (exponent == 5 && power == 31) return mantissa ? std::nanf("") : sign * INFINITY;
+  const int whole = power ? mantissa + (1 << digits) : mantissa;
+  return sign * std::ldexp(static_cast<float>(whole), (power ? power : 1) - bias - digits);
+}
+
 template <class S>
 S load(int type, const void* base, int64_t i) {
   switch (type) {
     case kR64F: return static_cast<S>(static_cast<const double*>(base)[i]);
     case kR32F: return static_cast<S>(static_cast<const float*>(base)[i]);
     case kR16F: return static_cast<S>(static_cast<const _Float16*>(base)[i]);
+    case kR8E4M3: return static_cast<S>(of_f8(static_cast<const uint8_t*>(base)[i], 4, 7));
+    case kR8E5M2: return static_cast<S>(of_f8(static_cast<const uint8_t*>(base)[i], 5, 15));
     default: return static_cast<S>(of_bf16(static_cast<const uint16_t*>(base)[i]));
   }
 }
@@ -113,7 +127,7 @@ class Epilogue {
   }
   double operator()(double x, int64_t row, int64_t column) const {
     const ProductState& s = p_.product;
-    if (p_.adds_bias()) x += load<double>(p_.d.type, bias_, row);
+    if (p_.adds_bias()) x += load<double>(p_.bias_type(), bias_, row);
     const int64_t at = row + column * s.aux_leading;
     if (p_.is_gelu_gradient()) return x * gelu_gradient(load<double>(p_.d.type, aux_, at));
     if (p_.is_gelu()) {
@@ -156,6 +170,9 @@ void compute_in(const Problem& p, const Way& way, const Operands& o) {
   const auto at = [](const void* base, const Matrices& x, int64_t batch) {
     return static_cast<const char*>(base) + batch * x.stride * bytes_of(x.type);
   };
+  double alpha = o.alpha;
+  for (const void* scale : {p.product.scale_a, p.product.scale_b})
+    if (scale) alpha *= static_cast<double>(*static_cast<const float*>(scale));
   for (int64_t batch = 0; batch < p.batch; ++batch) {
     const std::vector<S> a = read<S>(p.a, at(o.a, p.a, batch), p.m, p.k, tf32);
     const std::vector<S> b = read<S>(p.b, at(o.b, p.b, batch), p.k, p.n, tf32);
@@ -166,7 +183,7 @@ void compute_in(const Problem& p, const Way& way, const Operands& o) {
     for (int64_t i = 0; i < p.m; ++i) {
       double row_sum = 0;
       for (int64_t j = 0; j < p.n; ++j) {
-        S x = static_cast<S>(o.alpha) * sum[static_cast<size_t>(i * p.n + j)];
+        S x = static_cast<S>(alpha) * sum[static_cast<size_t>(i * p.n + j)];
         if (o.beta != 0) x += static_cast<S>(o.beta) * load<S>(p.c.type, c, p.c.at(i, j));
         if (p.product.epilogue != kEpilogueDefault)
           x = static_cast<S>(epilogue(static_cast<double>(x), i, j));

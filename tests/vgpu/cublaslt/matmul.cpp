@@ -1,7 +1,8 @@
 // The calls that compute, and those that say how they would. A product is an op of the virtual
 // driver's scheduler, which is told of every byte that it reads and writes. The names of these ops,
 // which counters and VGPU_FAIL know, are "cublasLt" and the epilogue, "cublasLt GELU_AUX_BIAS", and
-// what else is not plain: "cublasLt DEFAULT + C", "cublasLt DEFAULT TF32".
+// what else is not plain: "cublasLt DEFAULT + C", "cublasLt DEFAULT TF32",
+// "cublasLt BIAS F8".
 #include <algorithm>
 #include <cstring>
 
@@ -83,10 +84,11 @@ void add_epilogue_uses(std::vector<Use>& uses, const Problem& p, bool writes) {
   const auto bytes = static_cast<size_t>(bytes_of(p.d.type));
   const bool bias_is_written = p.sums_result() || p.sums_operand();
   const VgpuAccess kind = writes ? kVgpuWrite : kVgpuRead;
+  const auto of_bias = static_cast<size_t>(bytes_of(p.bias_type()));
   if ((p.adds_bias() || bias_is_written) && bias_is_written == writes)
     for (int64_t i = 0; i < (s.bias_batch_stride == 0 ? 1 : p.batch); ++i)
-      uses.push_back({address(s.bias) + static_cast<size_t>(i * s.bias_batch_stride) * bytes,
-                      static_cast<size_t>(p.bias_elements()) * bytes, 0, 1, kind});
+      uses.push_back({address(s.bias) + static_cast<size_t>(i * s.bias_batch_stride) * of_bias,
+                      static_cast<size_t>(p.bias_elements()) * of_bias, 0, 1, kind});
   if (!p.has_aux() || p.is_gelu_gradient() == writes) return;
   const size_t bits = p.is_relu() ? 1 : 8 * bytes;
   for (int64_t i = 0; i < p.batch; ++i)
@@ -117,7 +119,7 @@ std::string wrong_addresses(const Problem& p, const Way& way, const Operands& o,
   for (const Named& n : {Named{"A", o.a, &p.a}, Named{"B", o.b, &p.b}, Named{"C", o.c, &p.c},
                          Named{"D", o.d, &p.d}}) {
     if (!n.at) return std::string("no address of ") + n.name;
-    const int alignment = way.alignment ? way.alignment : bytes_of(n.x->type);
+    const int alignment = way.alignment_of(p, n.x->type);
     if (address(n.at) % static_cast<unsigned>(alignment))
       return std::string(n.name) + " is not aligned to " + std::to_string(alignment) +
              " bytes, which algorithm " + std::to_string(way.id) + " needs";
@@ -170,7 +172,8 @@ Status cublasLtMatmulAlgoGetHeuristic(Handle handle, Product product, Layout a, 
     return refuse(Status::kNotSupported, __func__, "search modes are not emulated");
   for (const Way& way : kWays) {
     bool good = suits(way, p) && workspace_of(way, p) <= wanted.workspace_bytes;
-    for (int32_t alignment : wanted.alignment) good &= alignment % std::max(way.alignment, 1) == 0;
+    const int least = p.is_f8() ? 16 : std::max(way.alignment, 1);
+    for (int32_t alignment : wanted.alignment) good &= alignment % least == 0;
     if (way.reduction != kReductionNone) good &= (wanted.reductions & way.reduction) != 0;
     if (good && *count < most) suggestions[(*count)++] = suggest(way, p);
   }
@@ -232,11 +235,13 @@ Status cublasLtMatmul(Handle handle, Product product, const void* alpha, const v
     return refuse(Status::kInvalidValue, __func__, why);
   Work work{"cublasLt " + epilogue_name(p.product.epilogue) +
                 (p.product.compute == kCompute32FFastTF32 ? " TF32" : "") +
-                (o.beta != 0 ? " + C" : ""),
+                (p.is_f8() ? " F8" : "") + (o.beta != 0 ? " + C" : ""),
             {},
             {}};
   add_uses(work.uses, p.a, a, p.batch, kVgpuRead);
   add_uses(work.uses, p.b, b, p.batch, kVgpuRead);
+  for (const void* scale : {p.product.scale_a, p.product.scale_b})
+    if (scale) work.uses.push_back({address(scale), sizeof(float), 0, 1, kVgpuRead});
   if (o.beta != 0) add_uses(work.uses, p.c, c, p.batch, kVgpuRead);
   add_epilogue_uses(work.uses, p, false);
   if (const uint64_t needed = workspace_of(*way, p))

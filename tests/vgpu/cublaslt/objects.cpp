@@ -59,6 +59,8 @@ Place find(ProductState& p, int attribute) {
     case kProductAux: return place(p.aux);
     case kProductAuxLeading: return place(p.aux_leading);
     case kProductAuxBatchStride: return place(p.aux_batch_stride);
+    case kProductScaleA: return place(p.scale_a);
+    case kProductScaleB: return place(p.scale_b);
     case kProductAuxType: return place(p.aux_type);
     case kProductBiasType: return place(p.bias_type);
     default: return {};

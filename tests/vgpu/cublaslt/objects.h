@@ -38,7 +38,7 @@ struct ProductState : ProductObject {
   int32_t compute, scale_type, pointer_mode = kPointerModeHost;
   int32_t transpose_a = kAsIs, transpose_b = kAsIs, transpose_c = kAsIs, fill = kFillFull;
   int32_t epilogue = kEpilogueDefault;
-  void *bias = nullptr, *aux = nullptr;
+  void *bias = nullptr, *aux = nullptr, *scale_a = nullptr, *scale_b = nullptr;
   int64_t bias_batch_stride = 0, aux_leading = 0, aux_batch_stride = 0;
   int32_t aux_type = -1, bias_type = -1;
 };

@@ -25,7 +25,12 @@ Refusal invalid(const std::string& why) { return {Status::kInvalidValue, why}; }
 Refusal unsupported(const std::string& why) { return {Status::kNotSupported, why}; }
 
 // The rows of the documentation's table that are emulated.
-bool is_in_table(int compute, int scale, int ab, int cd) {
+bool is_in_table(int compute, int scale, int a, int b, int cd) {
+  if (is_f8(a) && is_f8(b))
+    return compute == kCompute32F && scale == kR32F && !(a == kR8E5M2 && b == kR8E5M2) &&
+           (cd == kR32F || cd == kR16F || cd == kR16BF);
+  if (a != b) return false;
+  const int ab = a;
   if (compute == kCompute64F) return scale == kR64F && ab == kR64F && cd == kR64F;
   if (scale != kR32F) return false;
   if (compute == kCompute32FFastTF32 || compute == kCompute32FEmulated16BFX9)
@@ -57,6 +62,25 @@ Refusal read_layout(Matrices& to, const char* name, Layout layout, int transpose
   return {};
 }
 
+// The rules for factors of eight bits on cards of 8.9 and 9.0. A card may take more: columns of D
+// that are multiples of 16 bytes rather than elements, or a batch.
+std::string wrong_f8(const Problem& p) {
+  if (!p.a.transposed || p.b.transposed) return "factors of eight bits that are not TN";
+  if (p.a.by_rows || p.b.by_rows || p.c.by_rows || p.d.by_rows)
+    return "factors of eight bits in the order of rows";
+  if (p.k % 16 || p.m % 16)
+    return "factors of eight bits with m " + text(p.m) + " and k " + text(p.k) +
+           ", which are no multiples of 16";
+  for (const Matrices* x : {&p.a, &p.b, &p.c, &p.d})
+    if (x->leading * bytes_of(x->type) % 16)
+      return "factors of eight bits with a leading dimension of " + text(x->leading) +
+             ", which is no multiple of 16 bytes";
+  const int epilogue = p.product.epilogue;
+  if (epilogue != kEpilogueDefault && epilogue != kEpilogueBias)
+    return "epilogue " + epilogue_name(epilogue) + " with factors of eight bits is not emulated";
+  return p.batch > 1 ? "batches of factors of eight bits are not emulated" : "";
+}
+
 Refusal check_epilogue(const Problem& p) {
   const ProductState& s = p.product;
   const std::string name = epilogue_name(s.epilogue);
@@ -67,7 +91,7 @@ Refusal check_epilogue(const Problem& p) {
     return unsupported("epilogue " + name + " with a result in the order of rows");
   const bool has_bias = p.adds_bias() || p.sums_result() || p.sums_operand();
   if (has_bias && !s.bias) return invalid("epilogue " + name + " without a bias pointer");
-  if (has_bias && s.bias_type >= 0 && s.bias_type != p.d.type)
+  if (has_bias && (s.bias_type < 0 ? p.d.type : s.bias_type) != p.bias_type())
     return unsupported("a bias of another type than the result");
   if (has_bias && p.batch > 1 && s.bias_batch_stride != 0 &&
       s.bias_batch_stride < p.bias_elements())
@@ -88,7 +112,14 @@ Refusal check_epilogue(const Problem& p) {
 
 }  // namespace
 
-int bytes_of(int type) { return type == kR64F ? 8 : type == kR32F ? 4 : 2; }
+bool is_f8(int type) { return type == kR8E4M3 || type == kR8E5M2; }
+int bytes_of(int type) { return type == kR64F ? 8 : type == kR32F ? 4 : is_f8(type) ? 1 : 2; }
+bool Problem::is_f8() const { return blas::is_f8(a.type); }
+// Beside factors of eight bits and a result in single, a bias has 16.
+int Problem::bias_type() const { return is_f8() && d.type == kR32F ? kR16BF : d.type; }
+int Way::alignment_of(const Problem& p, int type) const {
+  return p.is_f8() ? 16 : alignment ? alignment : bytes_of(type);
+}
 
 std::string epilogue_name(int epilogue) {
   for (const Named& e : kEpilogues)
@@ -108,8 +139,7 @@ Refusal state_problem(Problem& p, Product product, Layout a, Layout b, Layout c,
   if (s.fill != kFillFull) return unsupported("fill mode " + text(s.fill) + " is not emulated");
   if (s.pointer_mode != kPointerModeHost)
     return unsupported("pointer mode " + text(s.pointer_mode) + " is not emulated");
-  if (p.a.type != p.b.type || p.c.type != p.d.type ||
-      !is_in_table(s.compute, s.scale_type, p.a.type, p.d.type))
+  if (p.c.type != p.d.type || !is_in_table(s.compute, s.scale_type, p.a.type, p.b.type, p.d.type))
     return unsupported("compute type " + text(s.compute) + ", scale type " + text(s.scale_type) +
                        ", types " + text(p.a.type) + ", " + text(p.b.type) + ", " + text(p.c.type) +
                        ", " + text(p.d.type) + " of A, B, C, D");
@@ -126,6 +156,9 @@ Refusal state_problem(Problem& p, Product product, Layout a, Layout b, Layout c,
     if (static_cast<const LayoutState&>(*l).batch_count != p.batch)
       return invalid("layouts with different batches");
   if (p.batch > 1 && p.d.stride == 0) return invalid("the batch stride of D is 0");
+  if (!p.is_f8() && (s.scale_a || s.scale_b)) return invalid("scales of factors that have none");
+  if (p.is_f8())
+    if (const std::string why = wrong_f8(p); !why.empty()) return unsupported(why);
   return check_epilogue(p);
 }
 

@@ -31,11 +31,15 @@ struct Problem {
   bool is_gelu_gradient() const { return product.epilogue & 64; }
   /// A sum over D's columns goes to the bias pointer.
   bool sums_result() const { return product.epilogue & 16; }
+  int bias_type() const;
+  /// Factors of eight bits: what their rules ask for is refused otherwise.
+  bool is_f8() const;
   bool sums_operand() const { return product.epilogue & (kEpilogueBGradA | kEpilogueBGradB); }
   /// Elements at the bias pointer.
   int64_t bias_elements() const { return product.epilogue == kEpilogueBGradB ? n : m; }
 };
 
+bool is_f8(int type);
 int bytes_of(int type);
 /// "GELU_AUX_BIAS"; "" for what is no epilogue.
 std::string epilogue_name(int epilogue);
@@ -51,6 +55,8 @@ Refusal state_problem(Problem& p, Product product, Layout a, Layout b, Layout c,
 struct Way {
   int id, splits, reduction;
   int alignment;  // in bytes, of addresses, leading dimensions and strides; 0: that of an element
+  /// The same for a matrix of this product.
+  int alignment_of(const Problem& p, int type) const;
 };
 /// Those that can compute `p`, in the order of suggestions.
 extern const Way kWays[4];

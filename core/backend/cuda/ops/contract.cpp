@@ -120,7 +120,7 @@ bool multiply(ContractAttributes s, Tensor a, Tensor b, const Tensor& out, const
   const Matrices left{a.device_data(), m.a, k.a, list(in_a)},
       right{b.device_data(), k.b, n.b, list(in_b)};
   const auto by_library = [&](const Epilogue& e) {
-    return library_product(t, to, list(extents), m.extent, n.extent, summed,
+    return library_product({t, t, to}, list(extents), m.extent, n.extent, summed,
                            {out.device_data(), m.c, n.c, list(in_c)}, left, right, stream, e);
   };
   if (!s.leaves) {  // a sum in the order of leaves is our own kernel's alone
@@ -234,6 +234,41 @@ void run_add(const Primitive& prim, std::span<const Tensor> in, std::span<const 
   compute("add", {product, in[2]}, out[0], stream);
 }
 
+// Operands a [M, K] and b [N, K] of eight bits, the scale of each, and maybe a bias [N]. Where the
+// library does not multiply them, they are widened to bf16, which holds their values.
+void plan_scaled(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+  plan.all_dense = true;
+}
+void run_scaled(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
+                Workspace, const Stream& stream) {
+  if (out[0].numel() == 0) return;
+  const auto in_dtype = [&](const Tensor& t, DType dtype) {
+    if (t.dtype() == dtype) return t;
+    const Tensor other = empty(t.shape(), dtype, t.device());
+    convert(t, other, stream);
+    return other;
+  };
+  const Tensor &a = in[0], &b = in[1], &y = out[0];
+  const Tensor scale_a = in_dtype(in[2], kF32), scale_b = in_dtype(in[3], kF32),
+               bias = in.size() > 4 ? in_dtype(in[4], y.dtype()) : Tensor();
+  const int64_t m = a.size(0), n = b.size(0), k = a.size(1);
+  Epilogue with_bias;
+  if (bias.defined() && y.dtype() != kF32) with_bias = {Epilogue::kBias, bias.device_data()};
+  if (library_product({a.dtype(), b.dtype(), y.dtype()}, {}, m, n, k, {y.device_data(), n, 1, {}},
+                      {a.device_data(), k, 1, {}}, {b.device_data(), 1, k, {}}, stream, with_bias,
+                      {scale_a.device_data(), scale_b.device_data()})) {
+    if (bias.defined() && !with_bias) compute("add", {y, bias}, y, stream);
+    return;
+  }
+  const Tensor sum = y.dtype() == kF32 ? y : empty(y.shape(), kF32, y.device());
+  ContractAttributes rows;
+  rows.parse("mk,nk->mn");
+  multiply(rows, in_dtype(a, kBF16), in_dtype(b, kBF16), sum, {}, stream);
+  for (const Tensor& scale : {scale_a, scale_b}) compute("mul", {sum, scale}, sum, stream);
+  if (bias.defined()) compute("add", {sum, in_dtype(bias, kF32)}, sum, stream);
+  if (!sum.is_same(y)) convert(sum, y, stream);
+}
+
 }  // namespace
 
 void register_contract(KernelTable& table) {
@@ -245,6 +280,7 @@ void register_contract(KernelTable& table) {
   table.add(register_cuda(), "contract_sums", {.run = run_sums});
   table.add(register_cuda(), "contract_wide", {.run = run_contract});
   table.add(register_cuda(), "contract_add", {.plan = plan_add, .run = run_add});
+  table.add(register_cuda(), "scaled_matmul", {.plan = plan_scaled, .run = run_scaled});
 }
 
 }  // namespace tessera::cuda

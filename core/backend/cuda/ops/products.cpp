@@ -84,10 +84,12 @@ struct Side {
 
 /// All that a product's descriptors and its choice depend on.
 struct Problem {
-  int32_t device = 0, dtype = 0, deterministic = 0, batch = 1;
+  int32_t device = 0, deterministic = 0, batch = 1;
+  int32_t dtype = 0, dtype_b = 0;  // of a and b, which differ where they have eight bits alone
+  int32_t result = 0;              // of d
   Side a, b, d;
-  int32_t result = 0;                                         // the dtype of d
   int32_t compute = 0;                                        // the library's number
+  int32_t scaled = 0;                                         // by a number for a and one for b
   int32_t adds = 0;                                           // c, which lies as d does
   int32_t epilogue = 0, bias_alignment = 0, aux_leading = 0;  // epilogue: 0 or the library's number
   bool operator==(const Problem& o) const { return std::memcmp(this, &o, sizeof(o)) == 0; }
@@ -105,16 +107,26 @@ std::string text_of(const Problem& p) {
                        s.transposed ? " transposed" : "", s.leading, s.stride, s.alignment);
   };
   const bool tf32 = p.compute == blas::kCompute32FFastTF32;
-  return fmt::format("{}{}{} batch {}: {}; {}; {}{}{}", name_of(DType(p.dtype)),
-                     p.result == p.dtype ? "" : " to f32", tf32 ? " by tf32" : "", p.batch,
-                     side(p.a), side(p.b), side(p.d), p.adds ? "; added" : "",
+  const std::string types =
+      p.scaled ? fmt::format("{} {} scaled to ", name_of(DType(p.dtype)), name_of(DType(p.dtype_b)))
+               : fmt::format("{}{}", name_of(DType(p.dtype)), p.result == p.dtype ? "" : " to ");
+  return fmt::format("{}{}{} batch {}: {}; {}; {}{}{}", types,
+                     p.result == p.dtype ? "" : name_of(DType(p.result)), tf32 ? " by tf32" : "",
+                     p.batch, side(p.a), side(p.b), side(p.d), p.adds ? "; added" : "",
                      p.epilogue ? fmt::format("; epilogue {} with a bias aligned {}, aux by {}",
                                               p.epilogue, p.bias_alignment, p.aux_leading)
                                 : "");
 }
 
 int blas_type(DType t) {
-  return t == kF64 ? blas::kR64F : t == kF32 ? blas::kR32F : t == kF16 ? blas::kR16F : blas::kR16BF;
+  switch (t) {
+    case kF64: return blas::kR64F;
+    case kF32: return blas::kR32F;
+    case kF16: return blas::kR16F;
+    case kF8E4M3: return blas::kR8E4M3;
+    case kF8E5M2: return blas::kR8E5M2;
+    default: return blas::kR16BF;
+  }
 }
 
 /// The descriptors of a product, and how it is computed.
@@ -129,7 +141,7 @@ class Product {
     if (p.aux_leading) set(blas::kProductAuxLeading, int64_t(p.aux_leading));
     const std::pair<blas::Layout*, const Side*> sides[] = {{&a_, &p.a}, {&b_, &p.b}, {&d_, &p.d}};
     for (const auto& [layout, side] : sides) {
-      const DType type = DType(side == &p.d ? p.result : p.dtype);
+      const DType type = DType(side == &p.d ? p.result : side == &p.b ? p.dtype_b : p.dtype);
       f.layout_create(layout, blas_type(type), uint64_t(side->rows), uint64_t(side->columns),
                       side->leading);
       if (p.batch == 1) continue;
@@ -149,6 +161,11 @@ class Product {
     if (e.bias != bias_) set(blas::kProductBias, e.bias);
     if (e.aux != aux_) set(blas::kProductAux, e.aux);
     bias_ = e.bias, aux_ = e.aux;
+  }
+  void set_scales(const Scales& s) {
+    if (s.a != scales_.a) set(blas::kProductScaleA, s.a);
+    if (s.b != scales_.b) set(blas::kProductScaleB, s.b);
+    scales_ = s;
   }
 
   std::vector<ProductChoice> suggestions(blas::Handle handle, const Problem& p,
@@ -216,6 +233,7 @@ class Product {
   blas::Product product_ = nullptr;
   blas::Layout a_ = nullptr, b_ = nullptr, d_ = nullptr;
   const void *bias_ = nullptr, *aux_ = nullptr;
+  Scales scales_;
 };
 
 Product& product_for(const CublasLtFunctions& f, const Problem& p) {
@@ -256,6 +274,7 @@ struct Statement {
   int64_t calls = 1;
   const Matrices *a = nullptr, *b = nullptr, *d = nullptr;
   const void* added = nullptr;
+  bool swapped = false;  // the library's a is the caller's b
 };
 
 // The library's number for an epilogue of c, whose transpose it computes: there a is B and b is A.
@@ -273,10 +292,10 @@ int32_t number_of(Epilogue::Kind kind) {
 }
 
 // Results are column-major for the library: of one that lies by rows, the transpose is computed.
-bool state(Statement& s, DType dtype, DType to, std::span<const int64_t> batch, int64_t m,
-           int64_t n, int64_t k, const Matrices& c, const Matrices& a, const Matrices& b,
-           const Epilogue& e) {
+bool state(Statement& s, const Types& types, std::span<const int64_t> batch, int64_t m, int64_t n,
+           int64_t k, const Matrices& c, const Matrices& a, const Matrices& b, const Epilogue& e) {
   Problem& p = s.problem;
+  const DType dtype = types.a, to = types.c;
   if (!is_floating(dtype) || m == 0 || n == 0 || k == 0) return false;
   for (size_t i = 0; i < batch.size(); ++i) {
     if (batch[i] == 0) return false;
@@ -288,7 +307,7 @@ bool state(Statement& s, DType dtype, DType to, std::span<const int64_t> batch, 
     s.calls /= batch[s.inner], p.batch = int32_t(batch[s.inner]);
   }
   if (s.calls > kMostCalls) return false;
-  const bool swapped = state(p.d, n, m, c.column, c.row) && !p.d.transposed;
+  const bool swapped = s.swapped = state(p.d, n, m, c.column, c.row) && !p.d.transposed;
   if (swapped) {
     s.a = &b, s.b = &a;
     if (!state(p.a, n, k, b.column, b.row) || !state(p.b, k, m, a.column, a.row)) return false;
@@ -303,7 +322,7 @@ bool state(Statement& s, DType dtype, DType to, std::span<const int64_t> batch, 
   const std::pair<Side*, const Matrices*> sides[] = {{&p.a, s.a}, {&p.b, s.b}, {&p.d, s.d}};
   for (const auto& [side, matrices] : sides) {
     if (!batch.empty()) side->stride = matrices->batch[s.inner];
-    const auto element = int64_t(size_of(side == &p.d ? to : dtype));
+    const auto element = int64_t(size_of(side == &p.d ? to : dtype));  // a and b have one size
     side->alignment = alignment_of(matrices->data, matrices->batch, element);
   }
   if (e.kind == Epilogue::kAdd) {
@@ -317,7 +336,9 @@ bool state(Statement& s, DType dtype, DType to, std::span<const int64_t> batch, 
     p.epilogue = number_of(e.kind), p.bias_alignment = alignment_of(e.bias, {}, 1);
     p.aux_leading = gelu ? int32_t(n) : 0;
   }
-  p.dtype = int32_t(dtype), p.result = int32_t(to), p.deterministic = deterministic_algorithms();
+  p.dtype = int32_t(swapped ? types.b : types.a), p.dtype_b = int32_t(swapped ? types.a : types.b);
+  p.result = int32_t(to), p.deterministic = deterministic_algorithms();
+  p.scaled = is_storage_only(dtype);
   const bool tf32 = dtype == kF32 && float32_matmul_precision() == MatmulPrecision::kHigh;
   p.compute = dtype == kF64 ? blas::kCompute64F
               : tf32        ? blas::kCompute32FFastTF32
@@ -377,11 +398,11 @@ void refuse(Product& product, const Problem& p, const std::string& why) {
 OwnProducts::OwnProducts() : before_(std::exchange(own_products, true)) {}
 OwnProducts::~OwnProducts() { own_products = before_; }
 
-bool library_product(DType dtype, DType to, std::span<const int64_t> batch, int64_t m, int64_t n,
+bool library_product(const Types& types, std::span<const int64_t> batch, int64_t m, int64_t n,
                      int64_t k, const Matrices& c, const Matrices& a, const Matrices& b,
-                     const Stream& stream, const Epilogue& epilogue) {
+                     const Stream& stream, const Epilogue& epilogue, const Scales& scales) {
   Statement s;
-  if (own_products || !state(s, dtype, to, batch, m, n, k, c, a, b, epilogue)) return false;
+  if (own_products || !state(s, types, batch, m, n, k, c, a, b, epilogue)) return false;
   const CublasLtFunctions* f = in_use().get();
   if (!f) return false;
   Problem& p = s.problem;
@@ -392,6 +413,7 @@ bool library_product(DType dtype, DType to, std::span<const int64_t> batch, int6
   Product& product = product_for(*f, p);
   if (product.refused) return false;
   if (epilogue) product.set_pointers(epilogue);
+  if (p.scaled) product.set_scales(s.swapped ? Scales{scales.b, scales.a} : scales);
   std::optional<ProductChoice> choice = product.choice;
   if (!choice) {
     const auto chosen = choice_for(product, p, handle, s, stream);
@@ -403,7 +425,7 @@ bool library_product(DType dtype, DType to, std::span<const int64_t> batch, int6
     if (chosen->for_good) product.choice = choice;
   }
   const Scratch workspace(choice->workspace_bytes, stream);
-  const auto element = int64_t(size_of(dtype)), of_result = int64_t(size_of(to));
+  const auto element = int64_t(size_of(types.a)), of_result = int64_t(size_of(types.c));
   for (int64_t call = 0; call < s.calls; ++call) {
     int64_t rest = call, at_a = 0, at_b = 0, at_d = 0;
     for (size_t i = batch.size(); i-- > 0;) {
