@@ -71,6 +71,10 @@ class ScaledMatmul final : public PrimitiveOf<ScaledMatmul, ScaledMatmulAttribut
   }
   bool decomposable() const override { return true; }
   Tensors decompose(std::span<const Tensor> in) const override {
+    SmallVector<const Meta*, 5>
+        types;  // CPUs have no kernel, so that nobody else asks what the operands are
+    for (const Tensor& t : in) types.push_back(&t.meta());
+    infer(types);
     ContractAttributes rows;
     rows.parse("mk,nk->mn");
     Tensor y = dispatch1(contract_op(rows), operands(cast(in[0], kF32), cast(in[1], kF32)));

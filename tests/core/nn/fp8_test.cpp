@@ -103,6 +103,7 @@ TEST(Fp8, ResultsHaveTheDtypeOfAutocastAndGradientsThoseOfTheirTensors) {
   EXPECT_EQ((*layer)(x).dtype(), kF32);
   EXPECT_EQ((*layer)(x.detach().to(kBF16)).dtype(), kF32) << "the bias is f32";
   EXPECT_THROW((*layer)(x.detach().to(kF64)), UserError);
+  expect_contains(error_of([&] { (*layer)(ones({4, 8})); }), "does not fit weight [32, 16]");
 }
 
 TEST(Fp8, ZerosStayAndWhatIsNotFiniteShows) {
@@ -116,9 +117,11 @@ TEST(Fp8, ZerosStayAndWhatIsNotFiniteShows) {
       Tensor x = ones({4, 16});
       x[2][3] = double(wrong);
       EXPECT_TRUE(std::isnan(item(sum((*layer)(x)))));
+      update_fp8_scales(*layer);
+      for (const NamedTensor& t : layer->state())
+        EXPECT_TRUE(std::isfinite(item(sum(t.tensor)))) << t.name;
+      EXPECT_TRUE(std::isfinite(item(sum((*layer)(ones({4, 16}))))));
     }
-    update_fp8_scales(*layer);
-    EXPECT_TRUE(std::isfinite(item(sum((*layer)(ones({4, 16}))))));
   }
 }
 

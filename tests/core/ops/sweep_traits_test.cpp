@@ -228,6 +228,8 @@ TEST(SweepTraits, BoolIsRefusedWhereItIsStated) {
 
 TEST(SweepTraits, OpsTakeStorageFormatsOrRefuseThemByName) {
   for_each_sample([](const Sample& s) {
+    const auto stored = [](const Tensor& t) { return is_storage_only(t.dtype()); };
+    if (std::ranges::any_of(s.in, stored)) return;  // it computes with some of them: its own test
     for (DType t : {kF8E4M3, kF8E5M2})
       for (size_t i = 0; i < s.in.size(); ++i) {
         List in = s.in;
