@@ -5,14 +5,16 @@
 #include "core/base/env.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/io/hash.h"
-#include "core/io/object_cache.h"
+#include "core/io/tuned_choices.h"
 #include "core/tensor/device_runtime.h"
 
 namespace tessera::compiler {
 namespace {
 
-io::ObjectCache disk() { return {"", ".streams", "compile"}; }
+const io::TunedChoices& on_disk() {
+  static const auto& all = *new io::TunedChoices(".streams", "compile", "streams");
+  return all;
+}
 
 // All that the times of the range depend on.
 std::string key_of(const Program& p, const StepRange& range) {
@@ -24,7 +26,7 @@ std::string key_of(const Program& p, const StepRange& range) {
       for (const Tensor& t : list) text += " " + describe(t);
     text += "\n";
   }
-  return to_string(io::xxh128(text.data(), text.size()));
+  return io::TunedChoices::key_of(text);
 }
 
 }  // namespace
@@ -47,16 +49,12 @@ StreamChoice::StreamChoice(const Program& p, const StepRange& range)
   if (asked) trying_ = Way::kSeveralOneByOne;
   if (asked || chosen_) return;
   key_ = key_of(p, range);
-  try {
-    const auto kept = disk().find(key_);
-    if (!kept) return;
-    if (kept->object() == "several")
-      trying_ = Way::kSeveralOneByOne;
-    else
-      chosen_ = Way::kOne;
-  } catch (const io::CacheError& e) {
-    logging::info("{}; streams are timed again", e.what());
-  }
+  const auto kept = on_disk().find(key_);
+  if (!kept) return;
+  if (*kept == "several")
+    trying_ = Way::kSeveralOneByOne;
+  else
+    chosen_ = Way::kOne;
 }
 
 StreamChoice::Way StreamChoice::next() {
@@ -94,17 +92,7 @@ void StreamChoice::choose() {
   chosen_ = times_[1].least < times_[0].least ? Way::kSeveral : Way::kOne;
   logging::info("compile: a step takes {:.3f} ms on one stream and {:.3f} ms on {}",
                 times_[0].least, times_[1].least, streams_.count);
-  try {
-    bool made = false;
-    disk().find_or_make(
-        key_,
-        [&](const std::string&) {
-          return std::string(*chosen_ == Way::kSeveral ? "several" : "one");
-        },
-        &made);
-  } catch (const io::CacheError& e) {
-    logging::info("{}; streams are timed again", e.what());
-  }
+  on_disk().keep(key_, *chosen_ == Way::kSeveral ? "several" : "one");
 }
 
 }  // namespace tessera::compiler
