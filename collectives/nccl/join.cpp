@@ -37,7 +37,8 @@ std::string why_not_all(const std::vector<Card>& cards) {
   for (size_t r = 0; r < cards.size(); ++r) {
     if (cards[r].version / 100 != cards[0].version / 100)
       return fmt::format("rank 0 has NCCL {} and rank {} has {}; install one version",
-                         version_text(cards[0].version), r, version_text(cards[r].version));
+                         cuda::library_version_text(cards[0].version), r,
+                         cuda::library_version_text(cards[r].version));
     for (size_t q = 0; q < r; ++q)
       if (std::strcmp(cards[r].card, cards[q].card) == 0)
         return fmt::format(
@@ -95,7 +96,8 @@ Ref<detail::CardGroup> join(ProcessGroup& cpu, Device device, const GroupContext
                         members.rank, pause);
     }
     if (cpu.rank() == 0)
-      logging::info("{}: NCCL {} moves tensors on cuda{}", cpu.name(), version_text(nccl->version),
+      logging::info("{}: NCCL {} moves tensors on cuda{}", cpu.name(),
+                    cuda::library_version_text(nccl->version),
                     nccl->has_windows ? "" : "; it is too old for windows of memory");
     return Ref<detail::CardGroup>(
         new NcclGroup(members, context, device, std::move(communicators)));

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
-#include <optional>
 
 #include "core/base/error.h"
 
@@ -13,17 +12,12 @@ namespace {
 constexpr const char* kLibrary = "libnccl.so.2";
 constexpr int kOldest = 22703;  // splits of communicators that do not block, in a form that works
 
-struct Loaded {
-  std::optional<Functions> table;
-  std::string why;
-};
-
 template <class T>
 void find(void* library, const char* symbol, T& to) {
   to = reinterpret_cast<T>(dlsym(library, symbol));
 }
 
-Loaded load() {
+cuda::Loaded<Functions> load() {
   if (!cuda::why_no_driver().empty()) return {{}, cuda::why_no_driver()};
   // Kernels of several communicators follow each other as the host made the calls, on all ranks
   // alike. Ranks do not capture together, so a capture must not register buffers with peers.
@@ -57,7 +51,7 @@ Loaded load() {
     return {{},
             fmt::format("the NCCL of {} is too old: it {}; install 2.28", f.path,
                         missing ? fmt::format("has no {}", missing)
-                                : fmt::format("is {}", version_text(f.version)))};
+                                : fmt::format("is {}", cuda::library_version_text(f.version)))};
   const bool emulated = dlsym(opened.handle, "vgpu_emulation") != nullptr;
   if (emulated != cuda::driver().emulated)
     return {{},
@@ -66,8 +60,8 @@ Loaded load() {
   return {std::move(f), {}};
 }
 
-const Loaded& loaded() {
-  static const Loaded& all = *new Loaded(load());
+const cuda::Loaded<Functions>& loaded() {
+  static const auto& all = *new cuda::Loaded<Functions>(load());
   return all;
 }
 
@@ -77,10 +71,7 @@ void raise(Result result, const char* symbol) {
   throw BugError(fmt::format("{}: NCCL error {}", symbol, int(result)));
 }
 
-const Functions* functions() { return loaded().table ? &*loaded().table : nullptr; }
+const Functions* functions() { return loaded().get(); }
 const std::string& why_not() { return loaded().why; }
-std::string version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
-}
 
 }  // namespace tessera::nccl

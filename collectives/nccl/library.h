@@ -28,7 +28,5 @@ struct Functions {
 const Functions* functions();
 /// Why there is no NCCL, in one line; empty where there is one.
 const std::string& why_not();
-/// "2.28.9".
-std::string version_text(int version);
 
 }  // namespace tessera::nccl

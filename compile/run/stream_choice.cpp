@@ -1,20 +1,21 @@
 #include "compile/run/stream_choice.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "core/base/env.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/io/hash.h"
-#include "core/io/object_cache.h"
+#include "core/io/tuned_choices.h"
 #include "core/ops/create.h"
 #include "core/tensor/device_runtime.h"
 
 namespace tessera::compiler {
 namespace {
 
-io::ObjectCache disk() { return {"", ".streams", "compile"}; }
+const io::TunedChoices& on_disk() {
+  static const auto& all = *new io::TunedChoices(".streams", "compile", "streams");
+  return all;
+}
 
 // All that the times of the range depend on.
 std::string key_of(const Program& p, const StepRange& range, const RangeRanks& ranks) {
@@ -26,7 +27,7 @@ std::string key_of(const Program& p, const StepRange& range, const RangeRanks& r
       for (const Tensor& t : list) text += " " + describe(t);
     text += "\n";
   }
-  return to_string(io::xxh128(text.data(), text.size()));
+  return io::TunedChoices::key_of(text);
 }
 
 }  // namespace
@@ -54,13 +55,8 @@ StreamChoice::Plan StreamChoice::plan_here() const {
   if (wanted == "several") return Plan::kAskedSeveral;
   if (wanted.empty() && !runtime_of(device_).why_times_mean_nothing(device_.index).empty())
     return Plan::kOne;
-  try {
-    if (const auto kept = disk().find(key_))
-      return kept->object() == "several" ? Plan::kKeptSeveral : Plan::kKeptOne;
-  } catch (const io::CacheError& e) {
-    logging::info("{}; streams are timed again", e.what());
-  }
-  return Plan::kTimes;
+  const auto kept = on_disk().find(key_);
+  return !kept ? Plan::kTimes : *kept == "several" ? Plan::kKeptSeveral : Plan::kKeptOne;
 }
 
 // Ranks with different plans take one stream where one of them has to, and time both ways where
@@ -111,23 +107,8 @@ void StreamChoice::choose() {
   chosen_ = several < one ? Way::kSeveral : Way::kOne;
   logging::info("compile: a step takes {:.3f} ms on one stream and {:.3f} ms on {}", one, several,
                 streams_.count);
-  try {
-    keep();
-  } catch (const io::CacheError& e) {
-    logging::info("{}; streams are timed again", e.what());
-  }
-}
-
-// An entry that is there was not that of all ranks.
-void StreamChoice::keep() const {
-  const std::string choice = *chosen_ == Way::kSeveral ? "several" : "one";
-  if (const auto kept = disk().find(key_); kept && kept->object() != choice) {
-    std::error_code gone_already;
-    std::filesystem::remove(kept->path, gone_already);
-  }
-  bool made = false;
-  disk().find_or_make(
-      key_, [&](const std::string&) { return choice; }, &made);
+  // An entry that is there was not that of all ranks.
+  on_disk().replace(key_, *chosen_ == Way::kSeveral ? "several" : "one");
 }
 
 }  // namespace tessera::compiler

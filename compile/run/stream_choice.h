@@ -54,7 +54,6 @@ class StreamChoice {
   Plan agreed(Plan here) const;
   void look();
   void choose();
-  void keep() const;
 
   const Device device_;
   const StepStreams streams_;

@@ -69,6 +69,15 @@ constexpr OpTraits behind_autograd(int operands) {
   return {.kind = OpKind::kOther, .precision = Precision::kAsGiven, .operands = operands};
 }
 
+void check_gelu(const OpInfo& op, const ContractAttributes& c) {
+  TESSERA_CHECK(may_join_gelu(c), "{}: spec \"{}\" with {} leaves takes no GELU", op.name, c.spec(),
+                c.leaves);
+}
+void check_wide(const OpInfo& op, const ContractAttributes& c) {
+  TESSERA_CHECK(may_be_wide(c), "{}: spec \"{}\" with {} leaves; expected 0", op.name, c.spec(),
+                c.leaves);
+}
+
 /// An op that the compiler alone makes, of a product and other ops.
 template <class Self, class A>
 class Joined : public PrimitiveOf<Self, A> {
@@ -97,10 +106,7 @@ class ContractGelu final : public Joined<ContractGelu, ContractAttributes> {
  public:
   static inline const OpInfo kOp{"contract_gelu", behind_autograd(3)};
   using Joined::Joined;
-  static void check_attributes(const ContractAttributes& c) {
-    TESSERA_CHECK(may_join_gelu(c), "contract_gelu: spec \"{}\" with {} leaves takes no GELU",
-                  c.spec(), c.leaves);
-  }
+  static void check_attributes(const ContractAttributes& c) { check_gelu(kOp, c); }
   Metas infer(MetaSpan in) const override {
     const Meta m = product_of(in);
     TESSERA_CHECK_AS(
@@ -119,10 +125,7 @@ class ContractGeluGrad final : public Joined<ContractGeluGrad, ContractAttribute
  public:
   static inline const OpInfo kOp{"contract_gelu_grad", behind_autograd(3)};
   using Joined::Joined;
-  static void check_attributes(const ContractAttributes& c) {
-    TESSERA_CHECK(may_join_gelu(c), "contract_gelu_grad: spec \"{}\" with {} leaves takes no GELU",
-                  c.spec(), c.leaves);
-  }
+  static void check_attributes(const ContractAttributes& c) { check_gelu(kOp, c); }
   Metas infer(MetaSpan in) const override {
     const Meta m = product_of(in);
     TESSERA_CHECK_AS(ShapeError,
@@ -171,10 +174,7 @@ class ContractWide final : public Joined<ContractWide, ContractAttributes> {
  public:
   static inline const OpInfo kOp{"contract_wide", behind_autograd(2)};
   using Joined::Joined;
-  static void check_attributes(const ContractAttributes& c) {
-    TESSERA_CHECK(may_be_wide(c), "contract_wide: spec \"{}\" with {} leaves; expected 0", c.spec(),
-                  c.leaves);
-  }
+  static void check_attributes(const ContractAttributes& c) { check_wide(kOp, c); }
   Metas infer(MetaSpan in) const override {
     Meta m = product_of(in);
     TESSERA_CHECK_AS(ShapeError, is_floating(m.dtype), "contract_wide {}: operands are {}", spec(),
@@ -189,10 +189,7 @@ class ContractAdd final : public Joined<ContractAdd, ContractAttributes> {
  public:
   static inline const OpInfo kOp{"contract_add", behind_autograd(3)};
   using Joined::Joined;
-  static void check_attributes(const ContractAttributes& c) {
-    TESSERA_CHECK(may_be_wide(c), "contract_add: spec \"{}\" with {} leaves; expected 0", c.spec(),
-                  c.leaves);
-  }
+  static void check_attributes(const ContractAttributes& c) { check_wide(kOp, c); }
   Metas infer(MetaSpan in) const override {
     const Meta m = product_of(in);
     const DType t = in[2]->dtype;

@@ -24,27 +24,14 @@ std::optional<CublasLtFunctions> load_from(const OpenedLibrary& opened, std::str
   void* version = address_in(opened.handle, kVersion);
   if (!version) missing = kVersion;
   if (version) f.version = int(reinterpret_cast<blas::VersionFunction*>(version)());
-  if (missing || f.version < kOldest) {
-    why = fmt::format("{} is too old: version {}{}", f.path, cublaslt_version_text(f.version),
-                      missing ? fmt::format(", without {}", missing) : "");
-    return {};
-  }
-  const bool emulated = address_in(opened.handle, kEmulation) != nullptr;
-  if (why_no_driver().empty() && driver().emulated != emulated) {
-    why = fmt::format("{} does not compute on {}", f.path,
-                      driver().emulated ? "the virtual GPU" : "cards");
-    return {};
-  }
+  why = why_unfit(f.path, f.version, kOldest, missing,
+                  address_in(opened.handle, kEmulation) != nullptr);
+  if (!why.empty()) return {};
   return f;
 }
 
-struct Loaded {
-  std::optional<CublasLtFunctions> table;
-  std::string why;
-};
-
 // A library of CUDA 13 needs a driver of CUDA 13.
-Loaded load() {
+Loaded<CublasLtFunctions> load() {
   if (!cublaslt_is_wanted())
     return {{}, "cuBLASLt is switched off; unset TESSERA_CUDA_LIBRARY_PRODUCTS"};
   const int newest = why_no_driver().empty() ? std::min(driver().version / 1000, 13) : 13;
@@ -64,8 +51,8 @@ Loaded load() {
                       why, newest == 12 ? "-cu12" : "", newest)};
 }
 
-const Loaded& loaded() {
-  static const Loaded& all = *new Loaded(load());
+const Loaded<CublasLtFunctions>& loaded() {
+  static const auto& all = *new Loaded<CublasLtFunctions>(load());
   return all;
 }
 
@@ -90,14 +77,7 @@ void raise(Status status, const char* symbol) {
 }  // namespace blas
 
 bool cublaslt_is_wanted() { return env::get_int("TESSERA_CUDA_LIBRARY_PRODUCTS", 1, 0, 1) == 1; }
-const CublasLtFunctions* cublaslt() {
-  const auto& table = loaded().table;
-  return table ? &*table : nullptr;
-}
+const CublasLtFunctions* cublaslt() { return loaded().get(); }
 const std::string& why_no_cublaslt() { return loaded().why; }
-
-std::string cublaslt_version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
-}
 
 }  // namespace tessera::cuda

@@ -29,7 +29,5 @@ bool cublaslt_is_wanted();
 /// The library; null where why_no_cublaslt() says why.
 const CublasLtFunctions* cublaslt();
 const std::string& why_no_cublaslt();
-/// "13.1.0" of 130100.
-std::string cublaslt_version_text(int version);
 
 }  // namespace tessera::cuda

@@ -27,26 +27,13 @@ std::optional<CudnnFunctions> load_from(const OpenedLibrary& opened, std::string
   void* version = address_in(opened.handle, kVersion);
   if (!version) missing = kVersion;
   if (version) f.version = int(reinterpret_cast<dnn::VersionFunction*>(version)());
-  if (missing || f.version < kOldest) {
-    why = fmt::format("{} is too old: version {}{}", f.path, cudnn_version_text(f.version),
-                      missing ? fmt::format(", without {}", missing) : "");
-    return {};
-  }
   f.emulated = address_in(opened.handle, kEmulation) != nullptr;
-  if (why_no_driver().empty() && driver().emulated != f.emulated) {
-    why = fmt::format("{} does not compute on {}", f.path,
-                      driver().emulated ? "the virtual GPU" : "cards");
-    return {};
-  }
+  why = why_unfit(f.path, f.version, kOldest, missing, f.emulated);
+  if (!why.empty()) return {};
   return f;
 }
 
-struct Loaded {
-  std::optional<CudnnFunctions> table;
-  std::string why;
-};
-
-Loaded load() {
+Loaded<CudnnFunctions> load() {
   if (!cudnn_is_wanted()) return {{}, "cuDNN is switched off; unset TESSERA_CUDA_LIBRARY_GRAPHS"};
   const OpenedLibrary opened = open_library("libcudnn.so.9", library_folders());
   std::string why = opened.why;
@@ -59,8 +46,8 @@ Loaded load() {
                       why, old_driver ? 12 : 13)};
 }
 
-const Loaded& loaded() {
-  static const Loaded& all = *new Loaded(load());
+const Loaded<CudnnFunctions>& loaded() {
+  static const auto& all = *new Loaded<CudnnFunctions>(load());
   return all;
 }
 
@@ -85,14 +72,7 @@ void raise(Status status, const char* symbol) {
 }  // namespace dnn
 
 bool cudnn_is_wanted() { return env::get_int("TESSERA_CUDA_LIBRARY_GRAPHS", 1, 0, 1) == 1; }
-const CudnnFunctions* cudnn() {
-  const auto& table = loaded().table;
-  return table ? &*table : nullptr;
-}
+const CudnnFunctions* cudnn() { return loaded().get(); }
 const std::string& why_no_cudnn() { return loaded().why; }
-
-std::string cudnn_version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
-}
 
 }  // namespace tessera::cuda

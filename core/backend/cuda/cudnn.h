@@ -32,7 +32,5 @@ bool cudnn_is_wanted();
 /// The library; null where why_no_cudnn() says why.
 const CudnnFunctions* cudnn();
 const std::string& why_no_cudnn();
-/// "9.19.0" of 91900.
-std::string cudnn_version_text(int version);
 
 }  // namespace tessera::cuda

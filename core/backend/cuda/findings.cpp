@@ -63,7 +63,8 @@ Finding compiler_finding() {
 
 Finding graphs_finding() {
   if (const CudnnFunctions* f = cudnn())
-    return {kGood, fmt::format("cuDNN {}: {}", cudnn_version_text(f->version), place_of(f->path))};
+    return {kGood,
+            fmt::format("cuDNN {}: {}", library_version_text(f->version), place_of(f->path))};
   if (why_no_driver().empty()) return missing(why_no_cudnn());
   return {kGood, why_no_cudnn().substr(0, why_no_cudnn().rfind("; "))};
 }
@@ -71,7 +72,7 @@ Finding graphs_finding() {
 Finding products_finding() {
   if (const CublasLtFunctions* f = cublaslt())
     return {kGood,
-            fmt::format("cuBLASLt {}: {}", cublaslt_version_text(f->version), place_of(f->path))};
+            fmt::format("cuBLASLt {}: {}", library_version_text(f->version), place_of(f->path))};
   if (why_no_driver().empty()) return missing(why_no_cublaslt());
   return {kGood, why_no_cublaslt().substr(0, why_no_cublaslt().rfind("; "))};
 }

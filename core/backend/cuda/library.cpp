@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <optional>
 #include <string_view>
 
 #include "core/base/env.h"
@@ -93,12 +92,6 @@ MemoryParts parts_of(void* library) {
   parts.freed_address = reinterpret_cast<decltype(parts.freed_address)>(freed);
   return parts;
 }
-
-template <class Table>
-struct Loaded {
-  std::optional<Table> table;
-  std::string why;
-};
 
 Result result_name(const DriverFunctions& f, Result error, std::string& name) {
   const char* text = nullptr;
@@ -253,6 +246,21 @@ Meaning meaning(Result r) {
 
 std::string version_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+std::string library_version_text(int version) {
+  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
+}
+
+std::string why_unfit(const std::string& path, int version, int oldest, const char* missing,
+                      bool emulated) {
+  if (missing || version < oldest)
+    return fmt::format("{} is too old: version {}{}", path, library_version_text(version),
+                       missing ? fmt::format(", without {}", missing) : "");
+  if (why_no_driver().empty() && driver().emulated != emulated)
+    return fmt::format("{} does not compute on {}", path,
+                       driver().emulated ? "the virtual GPU" : "cards");
+  return {};
 }
 
 void* address_in(void* library, const char* symbol) { return dlsym(library, symbol); }

@@ -3,6 +3,7 @@
 // (driver_functions.def, nvrtc_functions.def; cublaslt.h has its own). Invariant: a table is
 // complete or absent, and where it is absent one line says why and what to do.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -116,6 +117,20 @@ struct OpenedLibrary {
 OpenedLibrary open_library(const char* soname, const std::vector<std::string>& folders);
 /// "13.0" of 13000.
 std::string version_text(int version);
+
+/// The functions of a library, or why there are none.
+template <class Functions>
+struct Loaded {
+  std::optional<Functions> table;
+  std::string why;
+  const Functions* get() const { return table ? &*table : nullptr; }
+};
+/// Why the library at `path` is not used; empty where it is. `missing`: a function that it lacks,
+/// or null; `emulated`: it is the virtual GPU's.
+std::string why_unfit(const std::string& path, int version, int oldest, const char* missing,
+                      bool emulated);
+/// "9.19.0" of 91900, as the libraries count that are optional.
+std::string library_version_text(int version);
 
 /// Folders beside the loader's own where libraries are looked for, in this order: those of
 /// TESSERA_CUDA_LIBRARIES; those of wheels from scripts/install-packages --cuda; those into which

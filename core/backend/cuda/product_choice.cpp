@@ -10,9 +10,7 @@
 #include "core/base/deterministic.h"
 #include "core/base/env.h"
 #include "core/base/error.h"
-#include "core/base/log.h"
-#include "core/io/hash.h"
-#include "core/io/object_cache.h"
+#include "core/io/tuned_choices.h"
 
 namespace tessera::cuda {
 namespace {
@@ -26,7 +24,10 @@ bool times_products() {
   return on;
 }
 
-io::ObjectCache disk() { return {"", ".product", "cuda"}; }
+const io::TunedChoices& on_disk() {
+  static const auto& all = *new io::TunedChoices(".product", "cuda", "products");
+  return all;
+}
 
 std::string bytes_of(const ProductChoice& c) {
   std::string bytes(sizeof(c), '\0');
@@ -40,29 +41,12 @@ std::optional<ProductChoice> choice_of(std::string_view bytes) {
   return c;
 }
 
-// Without the disk every process times its products.
 std::optional<ProductChoice> kept(const std::string& key) {
-  try {
-    const auto entry = disk().find(key);
-    return entry ? choice_of(entry->object()) : std::nullopt;
-  } catch (const io::CacheError& e) {
-    logging::info("{}; products are timed again", e.what());
-    return {};
-  }
+  const auto bytes = on_disk().find(key);
+  return bytes ? choice_of(*bytes) : std::nullopt;
 }
-// What another process has kept meanwhile is returned: then all compute the same. Nobody times
-// while others wait, since the work before the product in a stream may be a collective in which
-// those take part.
 ProductChoice keep(const std::string& key, const ProductChoice& mine) {
-  try {
-    bool made = false;
-    const auto entry = disk().find_or_make(
-        key, [&](const std::string&) { return bytes_of(mine); }, &made);
-    return choice_of(entry.object()).value_or(mine);
-  } catch (const io::CacheError& e) {
-    logging::info("{}; products are timed again", e.what());
-    return mine;
-  }
+  return choice_of(on_disk().keep(key, bytes_of(mine))).value_or(mine);
 }
 
 ProductChoice fastest(const std::vector<ProductChoice>& all, const Stream& stream,
@@ -117,7 +101,7 @@ std::optional<ChosenProduct> choose_product(
   const std::string all =
       fmt::format("{}, cuBLASLt {}{}: {}", identity(stream.device.index), cublaslt()->version,
                   deterministic ? ", deterministic" : "", text);
-  const std::string key = to_string(io::xxh128(all.data(), all.size()));
+  const std::string key = io::TunedChoices::key_of(all);
   if (const auto known = choices().find(key)) return ChosenProduct{*known};
   const bool timed = times_products() && !deterministic;
   if (timed)

@@ -7,9 +7,7 @@
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/env.h"
-#include "core/base/log.h"
-#include "core/io/hash.h"
-#include "core/io/object_cache.h"
+#include "core/io/tuned_choices.h"
 
 namespace tessera::cuda {
 namespace {
@@ -25,41 +23,17 @@ bool times_graphs() {
   return on;
 }
 
-io::ObjectCache disk() { return {"", ".graph", "cuda"}; }
-
-std::string kept(const std::string& key) {
-  try {
-    const auto entry = disk().find(key);
-    return entry ? std::string(entry->object()) : "";
-  } catch (const io::CacheError& e) {
-    logging::info("{}; cuDNN's engines are chosen again", e.what());
-    return "";
-  }
-}
-// What another process has kept meanwhile is returned: then all compute the same. Nobody times
-// while others wait, as in product_choice.cpp.
-std::string keep(const std::string& key, const std::string& mine) {
-  try {
-    bool made = false;
-    return std::string(disk()
-                           .find_or_make(
-                               key, [&](const std::string&) { return mine; }, &made)
-                           .object());
-  } catch (const io::CacheError& e) {
-    logging::info("{}; cuDNN's engines are chosen again", e.what());
-    return mine;
-  }
+const io::TunedChoices& on_disk() {
+  static const auto& all = *new io::TunedChoices(".graph", "cuda", "cuDNN's engines");
+  return all;
 }
 
 std::string key_of(const CudnnFunctions& f, const WantedGraph& wanted, const std::string& text,
                    int device, bool timed) {
-  const Properties& card = properties(device);
-  const std::string all = fmt::format(
-      "{}, {}, {} multiprocessors, driver {}, cuDNN {}{}{}{}: {}", card.name, card.architecture(),
-      card.multiprocessors, driver().version, f.version,
+  return io::TunedChoices::key_of(fmt::format(
+      "{}, cuDNN {}{}{}{}: {}", identity(device), f.version,
       wanted.demands.deterministic ? ", deterministic" : "",
-      wanted.demands.full_precision ? ", full precision" : "", timed ? ", timed" : "", text);
-  return to_string(io::xxh128(all.data(), all.size()));
+      wanted.demands.full_precision ? ", full precision" : "", timed ? ", timed" : "", text));
 }
 
 double ms_of(FunctionRef<bool()> run, const Stream& stream) {
@@ -96,7 +70,7 @@ ChosenPlan choose_plan(const CudnnFunctions& f, const WantedGraph& wanted, dnn::
   const bool timed = times_graphs() && !wanted.demands.deterministic;
   const bool times = timed && !captures(stream);
   const std::string key = key_of(f, wanted, graph.text(), stream.device.index, timed);
-  const std::string known = kept(key);
+  const std::string known = on_disk().find(key).value_or("");
   if (wanted.own && known == kOwn) return {nullptr, true};
   const std::optional<dnn::Engine> engine = dnn::engine_of(known);
   dnn::Plans plans = graph.compile({handle, nullptr}, wanted.demands, engine ? &*engine : nullptr,
@@ -107,7 +81,7 @@ ChosenPlan choose_plan(const CudnnFunctions& f, const WantedGraph& wanted, dnn::
   const std::string mine =
       times ? fastest(plans, wanted, stream, run) : text_of(plans[0]->engine());
   if (mine.empty()) return {std::move(plans[0])};
-  const std::string chosen = keep(key, mine);
+  const std::string chosen = on_disk().keep(key, mine);
   for (const std::string& name : {chosen, mine}) {
     if (wanted.own && name == kOwn) return {nullptr, true};
     for (auto& plan : plans)

@@ -9,6 +9,7 @@
 
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/cudnn/engine_choice.h"
+#include "core/backend/cuda/library_in_use.h"
 #include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/log.h"
@@ -23,30 +24,9 @@ constexpr size_t kMostPlans = 4096;  // that a thread has for a card; further gr
 
 thread_local bool own_graphs = false;
 
-/// The library, or why it is no longer used.
-class InUse {
- public:
-  const CudnnFunctions* get() {
-    if (failed_.load(std::memory_order_relaxed)) return nullptr;
-    const CudnnFunctions* f = cudnn();
-    // fail() then warns nobody: the user has switched the library off.
-    if (!f && !cudnn_is_wanted()) failed_ = true;
-    if (!f) fail(why_no_cudnn());
-    return f;
-  }
-  void fail(const std::string& why) {
-    if (!failed_.exchange(true))
-      logging::warn(
-          "cuda: Tessera's own kernels compute convolutions and attention, which may take longer: "
-          "{}",
-          why);
-  }
-
- private:
-  std::atomic<bool> failed_ = false;
-};
-InUse& in_use() {
-  static InUse& one = *new InUse;
+LibraryInUse<CudnnFunctions>& in_use() {
+  static auto& one = *new LibraryInUse<CudnnFunctions>(
+      {cudnn, cudnn_is_wanted, why_no_cudnn, "convolutions and attention"});
   return one;
 }
 

@@ -1,7 +1,6 @@
 #include "core/backend/cuda/ops/products.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <climits>
 #include <cstring>
@@ -13,6 +12,7 @@
 
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/cublaslt.h"
+#include "core/backend/cuda/library_in_use.h"
 #include "core/backend/cuda/product_choice.h"
 #include "core/backend/cuda/refusals.h"
 #include "core/backend/cuda/stream.h"
@@ -36,27 +36,9 @@ constexpr int32_t kAuxAlignment = 16;  // in bytes
 
 thread_local bool own_products = false;
 
-/// The library, or why it is no longer used.
-class InUse {
- public:
-  const CublasLtFunctions* get() {
-    if (failed_.load(std::memory_order_relaxed)) return nullptr;
-    const CublasLtFunctions* f = cublaslt();
-    // fail() then warns nobody: the user has switched the library off.
-    if (!f && !cublaslt_is_wanted()) failed_ = true;
-    if (!f) fail(why_no_cublaslt());
-    return f;
-  }
-  void fail(const std::string& why) {
-    if (!failed_.exchange(true))
-      logging::warn("cuda: Tessera's own kernels compute products, which may take longer: {}", why);
-  }
-
- private:
-  std::atomic<bool> failed_ = false;
-};
-InUse& in_use() {
-  static InUse& one = *new InUse;
+LibraryInUse<CublasLtFunctions>& in_use() {
+  static auto& one = *new LibraryInUse<CublasLtFunctions>(
+      {cublaslt, cublaslt_is_wanted, why_no_cublaslt, "products"});
   return one;
 }
 
