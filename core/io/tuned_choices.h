@@ -1,6 +1,6 @@
 // Choices that cost time to make, since candidates are timed, kept on disk for other processes of
-// such a machine. Invariant: once one is kept, all processes that ask
-// compute the same, until it is replaced.
+// such a machine. Invariant: once one is kept, all processes that ask compute the same, until it is
+// replaced.
 // Internal: not part of the public interface.
 #pragma once
 #include <optional>
