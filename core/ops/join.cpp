@@ -27,7 +27,8 @@ class Cat final : public PrimitiveOf<Cat, CatAttributes> {
                                  {.kind = OpKind::kOther,
                                   .precision = Precision::kAsGiven,
                                   .operands = 1,
-                                  .promotion = Promotion::kAll}};
+                                  .promotion = Promotion::kAll,
+                                  .takes_storage = true}};
   using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;

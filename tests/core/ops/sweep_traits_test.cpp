@@ -236,6 +236,8 @@ TEST(SweepTraits, OpsTakeStorageFormatsOrRefuseThemByName) {
         in[i] = cast(in[i], t);
         SCOPED_TRACE(fmt::format("operand {} in {}", i, name_of(t)));
         if (s.prim->traits().may_take_storage()) {
+          if (s.prim->traits().promotion == Promotion::kAll)  // no dtype has both
+            for (Tensor& x : in) x = cast(x, t);
           for (const Tensor& out : run(s.prim, in))
             EXPECT_TRUE(i > 0 || s.prim->name() == "cast" || out.dtype() == t);
           continue;
