@@ -14,7 +14,7 @@ TogetherScope::~TogetherScope() {
   for (const Ref<Work>& work : works_) {
     try {
       work->hurry();
-    } catch (const CommError&) {
+    } catch (const std::exception&) {
     }
   }
 }

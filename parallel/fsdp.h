@@ -52,9 +52,10 @@ struct FsdpOptions {
   bool sync_buffers = true;
 };
 
-/// The bytes that parameters and gradients take on this rank. Where NCCL moves them, weights of a
-/// group lie in rooms, and gradients on their way too, which stay allocated from the first step on:
-/// two for blocks and one for the model's own group, of either.
+/// The bytes that parameters and gradients take on this rank. Where NCCL moves them, gathered
+/// weights and gradients that are being reduced lie in rooms, which stay allocated from the first
+/// step on: one for the model's own group and two that blocks share, or one for each block where
+/// weights stay gathered.
 struct FsdpMemory {
   int64_t sharded = 0;   // parameters; with offload: in memory of the host
   int64_t gathered = 0;  // whole parameters that are alive
@@ -62,6 +63,7 @@ struct FsdpMemory {
   int64_t gradients = 0;  // whole gradients that are alive
   int64_t gradients_peak = 0;
   int64_t largest_group = 0;  // whole parameters of one group
+  int64_t rooms = 0;          // that are allocated
 };
 
 /// What fully_shard attaches to a model, which keeps it alive. Gradients that accumulate without

@@ -54,7 +54,9 @@ void State::complete(Group& g) {
   for (size_t i = 0; i < g.params.size(); ++i) {
     Param& p = g.params[i];
     if (!p.trainable()) continue;
-    p.reduced = room && p.even ? reduced_in(*room, p, i) : reduced(p, p.gradient);
+    const DType dtype = options_.precision.reduce.value_or(p.leaf.dtype());  // of the room's part
+    p.reduced = room && p.even && p.gradient.dtype() == dtype ? reduced_in(*room, p, i)
+                                                              : reduced(p, p.gradient);
     time_.add(local_of(p.reduced));
     if (options_.offload) p.reduced = downloaded(p, p.reduced);
     on_their_way_.push_back(&p);

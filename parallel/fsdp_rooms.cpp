@@ -79,9 +79,12 @@ bool State::make_rooms(std::vector<Room>& rooms, bool gathered) {
   if (bytes.size() == 1) bytes.resize(1 + std::min<size_t>(others, 2), most);
   const MemoryLabel label(gathered ? MemoryUse::kParameters : MemoryUse::kGradients,
                           "rooms of fully_shard");
-  for (size_t b : bytes) rooms.push_back(Room(group.allocate(b, device)));
-  if (!group.has_own_memory(device)) rooms.clear();
-  return !rooms.empty();
+  std::vector<Room> made;
+  for (size_t b : bytes) made.push_back(Room(group.allocate(b, device)));
+  if (!group.has_own_memory(device)) return false;
+  for (const Room& r : made) memory_.rooms += r.bytes();
+  rooms = std::move(made);
+  return true;
 }
 
 }  // namespace tessera::parallel::fsdp

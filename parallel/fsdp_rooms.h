@@ -33,6 +33,7 @@ class Room {
   Room() = default;
   explicit Room(Ref<Storage> block) : block_(std::move(block)) {}
   bool fits(size_t bytes) const { return block_ && bytes <= block_->bytes(); }
+  int64_t bytes() const { return int64_t(block_->bytes()); }
   /// Gives it to group `user`, in parts of these sizes. Kernels of the calling thread that use them
   /// come after all that the last user's parts were used for.
   void take(size_t user, std::span<const size_t> sizes);

@@ -5,6 +5,7 @@
 
 #include "collectives/ops.h"
 #include "core/autograd/autograd.h"
+#include "core/nn/fp8.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
@@ -28,6 +29,7 @@ RunningStatistics::RunningStatistics(nn::Module& model, std::vector<Ref<ProcessG
   std::vector<const TensorImpl*> seen;  // a tied buffer is one
   for (const nn::Slot& s : model.slots()) {
     if (!s.is_buffer || !s.persistent || std::ranges::count(seen, s.tensor->impl())) continue;
+    if (nn::is_fp8_history(s.name)) continue;  // no forward writes it
     seen.push_back(s.tensor->impl());
     if (is_differentiable(s.tensor->dtype()))
       means_.push_back({.slot = s.tensor});

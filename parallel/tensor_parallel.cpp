@@ -6,6 +6,7 @@
 #include "core/dispatch/context.h"
 #include "core/dispatch/default_device.h"
 #include "core/nn/conv_layers.h"
+#include "core/nn/init.h"
 #include "core/nn/layers.h"
 #include "core/ops/create.h"
 #include "core/ops/views.h"
@@ -277,11 +278,10 @@ void materialize(nn::Module& module) {
     const Tensor old = *s.tensor;
     if (!old.device().is_meta()) continue;
     Tensor now;
-    if (old.is_sharded())
-      now = from_local(empty(shard_data(old)->local.shape(), old.dtype(), default_device()),
-                       mesh_of(old), layout_of(old), old.shape());
-    else
-      now = empty(old.shape(), old.dtype(), default_device());
+    const Shape& shape = old.is_sharded() ? shard_data(old)->local.shape() : old.shape();
+    now = empty(shape, old.dtype(), default_device());
+    if (s.is_buffer) nn::zeros_(now);  // init() and files of weights do not fill all of them
+    if (old.is_sharded()) now = from_local(now, mesh_of(old), layout_of(old), old.shape());
     if (old.requires_grad()) {
       now.requires_grad_();
       if (old.is_sharded())

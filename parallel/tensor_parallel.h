@@ -73,8 +73,8 @@ StylePtr pairwise();
 /// pattern that names no module, and for a module that its style does not support.
 void parallelize_module(nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan);
 
-/// Gives parameters on the meta device memory on the CPU, each rank for its piece, without values
-/// until module.init(seed) or a checkpoint fills them.
+/// Gives what is on the meta device memory on the default device, each rank for its piece.
+/// Parameters have no values until module.init(seed) or a checkpoint fills them; buffers are zeros.
 void materialize(nn::Module& module);
 
 }  // namespace tessera::parallel

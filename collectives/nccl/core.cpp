@@ -175,8 +175,17 @@ void GroupCore::submit_all_put_off() {
   std::array<std::vector<Ready>, 3> calls;  // by lane
   for (Ready& r : std::exchange(put_off_, {}))
     calls[size_t(&lane_of(r.call->plan) - lanes_.data())].push_back(std::move(r));
-  for (size_t i = 0; i < calls.size(); ++i)
-    if (!calls[i].empty()) submit_now(lanes_[i], std::move(calls[i]));
+  try {
+    for (size_t i = 0; i < calls.size(); ++i)
+      if (!calls[i].empty()) submit_now(lanes_[i], std::move(calls[i]));
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& e) {  // those who wait for these calls would wait for ever
+    die(CommError(fmt::format("{}: rank {} cannot submit its calls: {}", members_.group,
+                              members_.rank, e.what()),
+                  members_.group, 0, {members_.rank}));
+    throw;
+  }
 }
 
 void GroupCore::submit_now(Lane& lane, std::vector<Ready> calls) {
@@ -190,7 +199,8 @@ void GroupCore::submit_now(Lane& lane, std::vector<Ready> calls) {
   const Ref<Event> ended = record();
   const Ref<cuda::Refusals> thread = cuda::refusals_of(cuda::compute_stream(device_.index));
   for (const Ready& r : calls) {
-    r.call->set_submitted(begun, ended, timed);
+    // The time of calls together is that of the first, so that a sum over calls counts it once.
+    r.call->set_submitted(begun, ended, timed && &r == &calls.front());
     lane.underway.push_back({r.call, thread});
   }
   add_to_profile(calls, begun, ended);

@@ -84,7 +84,11 @@ void GroupCore::free(const OwnBlock& block) {
 // Blocks whose storages the program still has keep the group from being destroyed. The ends of the
 // communicators deregister what is registered, also where they are aborted.
 void GroupCore::close_communicators() {
-  const std::vector<OwnBlock> blocks = std::exchange(dropped_, {});
+  std::vector<OwnBlock> blocks;
+  {
+    std::lock_guard lock(dropped_mutex_);
+    blocks.swap(dropped_);
+  }
   for (const OwnBlock& block : blocks)
     if (block.unused) wait_ended(*block.unused);
   for (Lane& lane : lanes_) lane.comm->close();

@@ -179,7 +179,9 @@ std::string TcpStore::Impl::exchange(wire::Writer& request, Millis timeout) {
   if (limited) {
     std::lock_guard lock(mutex);
     if (Clock::now() < silent_until)
-      throw CommError(fmt::format("store: {} has just failed to answer", peer), "store", 0, {});
+      throw CommError(
+          fmt::format("store: {} did not answer a moment ago and is not asked again yet", peer),
+          "store", 0, {});
   }
   try {
     return exchange_within(request.frame(), timeout, slack);

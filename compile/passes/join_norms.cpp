@@ -100,9 +100,12 @@ class NormJoiner {
     if (op == "relu") return c.norm.form.relu = true;
     if (op != "add" || c.residual != kNoValue) return false;
     ValueId other = n.in[n.in[0] == c.end ? 1 : 0];
+    int32_t read = kNoNode;  // before the chain's end, where the residual is there in another dtype
     if (meta(other).dtype != y.dtype)
-      if (const Node* cast = maker(other, "cast")) other = cast->in[0];
+      if (const Node* cast = maker(other, "cast"))
+        read = uses_.producer[size_t(other)], other = cast->in[0];
     if (other == c.end || !same_layout(meta(other), y)) return false;
+    if (read != kNoNode) c.first = std::min(c.first, read);
     c.residual = other;
     return c.norm.form.residual = true;
   }

@@ -77,6 +77,10 @@ void agree_on_arenas(Program& program) {
   for (size_t a = 0; a < program.arenas.size(); ++a) {
     Arena& arena = program.arenas[a];
     if (!arena.group || arena.device.is_cpu()) continue;
+    if (program.alone) {
+      arena.differs = true;
+      continue;
+    }
     const int64_t mine = hash_of(program, a);
     const Tensor all = from_values<int64_t>({mine, -mine}, {2});
     arena.group->all_reduce(all, ReduceOp::kMin);
@@ -84,9 +88,8 @@ void agree_on_arenas(Program& program) {
     static std::atomic<bool> told = false;
     if (arena.group->rank() == 0 && !told.exchange(true))
       logging::warn(
-          "compile: ranks of {} lay a step's memory differently, so that its collectives on {} "
-          "copy "
-          "through buffers of NCCL's",
+          "compile: ranks of {} laid out a step's memory differently, so its collectives on {} are "
+          "copied through NCCL's buffers",
           arena.group->name(), to_string(arena.device));
     arena.differs = true;
   }

@@ -9,7 +9,8 @@ namespace tessera::compiler {
 
 /// Lays out the groups' arenas first: ordinary memory that fits into their gaps costs nothing.
 void lay_out_arenas(Program& program);
-/// Called by all ranks of the program's groups, before they allocate its arenas. Arenas in groups'
+/// Called by all ranks of the program's groups, before they allocate its arenas; a program that is
+/// alone asks nobody, and has ordinary memory. Arenas in groups'
 /// own memory of devices that are not alike become ordinary memory, which rank 0 says once.
 void agree_on_arenas(Program& program);
 

@@ -12,7 +12,6 @@
 #include "compile/run/host_numbers.h"
 #include "compile/run/memory_order.h"
 #include "compile/run/program.h"
-#include "compile/run/range_ranks.h"
 #include "compile/run/step_ranges.h"
 #include "core/base/profile.h"
 #include "core/dispatch/context.h"
@@ -91,6 +90,8 @@ struct Executor::Impl {
   void plan_steps() {
     captured.reset();
     program = make_program(graph);
+    // Ranks may have sizes of their own, so that nothing is decided together with other ranks.
+    if (shared) program.alone = true;
     arenas.clear(), numbers.release_memory();
     arenas_agreed = false;
     outputs.clear();
@@ -156,22 +157,13 @@ struct Executor::Impl {
     std::list<Impl*>& users = shared->users;
     if (!users.empty() && users.front() != this) users.front()->end_turn();
     const bool moves =
-        any_rank(!std::ranges::all_of(program.arenas, [&](const Arena& a) { return fits(a); }));
+        !std::ranges::all_of(program.arenas, [&](const Arena& a) { return fits(a); });
     if (!moves) users.remove(this);
     while (users.size() > (moves ? 0 : kMostInTurn - 1)) users.back()->release_memory();
     if (moves)
       for (const Arena& a : program.arenas)
         if (!fits(a)) shared->of(a).storage.reset();
     users.push_front(this);
-  }
-  // Ranks capture together, so where the arena moves on one of them, all begin anew.
-  bool any_rank(bool moves) const {
-    const bool on_device =
-        std::ranges::any_of(program.arenas, [](const Arena& a) { return !a.device.is_cpu(); });
-    if (!arenas.empty() || !on_device) return moves;
-    const Tensor any = from_values<int32_t>({moves}, {1});
-    RangeRanks(program, {.device = {}, .begin = 0, .end = int(program.steps.size())}).most(any);
-    return any.item<int32_t>() == 1;
   }
   void end_turn() {
     finish_last_run();

@@ -62,8 +62,9 @@ class Executor {
   const Traffic& traffic() const;
   /// How many graphs of devices the last run launched. Where a device captures
   /// (DeviceRuntime::capture), the first run on it launches kernels one by one, and so does each
-  /// one under a profile; the others launch a graph for each stretch of steps between collectives
-  /// that pass through the host, copies there and ops that wait.
+  /// one under a profile where no graph has collectives; the others launch a graph for each stretch
+  /// of steps between work of the host: collectives that pass through it, copies to memory that is
+  /// not pinned, ops that wait.
   int device_graphs() const;
 
  private:

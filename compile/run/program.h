@@ -106,6 +106,9 @@ struct Program {
   // groups that have their own there, for what their collectives reduce or send in place (on a
   // device, for what they write too), as large as that needs.
   std::vector<Arena> arenas;
+  // Other ranks may be running programs of other sizes: collectives are in no range, and nothing
+  // lies where it does on other ranks.
+  bool alone = false;
   std::vector<StepRange> ranges;  // in order; found after the first run (step_ranges.h)
   bool ranges_found = false;
   std::vector<NumberCopies> copies;  // by `before`

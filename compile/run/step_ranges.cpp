@@ -34,7 +34,7 @@ bool only_enqueues(const Program& p, const Ids& ids, const Step& s) {
   if (!s.kernel || s.uncapturable || !captures_steps(s.device)) return false;
   for (const Tensor& t : s.out)
     if (t.device() != s.device) return false;
-  if (s.collective) return captures(*s.prim, s.in, s.out);
+  if (s.collective) return !p.alone && captures(*s.prim, s.in, s.out);
   // Kernels of programs may do anything.
   return as_fused(*s.prim) || kernel_table().find(s.device.kind, s.prim->id()).run == s.kernel->run;
 }

@@ -107,7 +107,7 @@ void StreamChoice::choose() {
   chosen_ = several < one ? Way::kSeveral : Way::kOne;
   logging::info("compile: a step takes {:.3f} ms on one stream and {:.3f} ms on {}", one, several,
                 streams_.count);
-  // An entry that is there was not that of all ranks.
+  // If an entry exists, ranks had different ones.
   on_disk().replace(key_, *chosen_ == Way::kSeveral ? "several" : "one");
 }
 

@@ -80,7 +80,8 @@ class Fp8Function final : public CustomFunction {
 
   Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) override {
     TESSERA_CHECK_AS(NotDifferentiable, !grad_enabled(),
-                     "fp8_linear: it has no second derivative; convert no layer to fp8 for that");
+                     "fp8_linear has no second derivative; leave layers that need one as they are "
+                     "(Fp8Options::skip)");
     const Tensor &x = saved[0], &x_scale = saved[1], &w_scale = saved[3];
     const Tensor w = scaling_.rounded(saved[2], w_scale, kF8E4M3);
     const Quantized dy = scaling_.quantized(cot[0], kF8E5M2, kGrad);
@@ -109,6 +110,10 @@ class Fp8Product final : public LinearProduct {
     TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && x.size(-1) == width,
                      "linear: x {} does not fit weight {} (out, in)", to_string(x.shape()),
                      to_string(weight.shape()));
+    for (const Tensor& t : {x, weight})
+      TESSERA_CHECK(t.dtype() == kF32 || t.dtype() == kBF16 || t.dtype() == kF16,
+                    "linear: a layer in fp8 takes f32, bf16 or f16, got x {} and weight {}",
+                    tessera::describe(x), tessera::describe(weight));
     Scaling scaling = buffers_;
     scaling.records = training && grad_enabled();
     const DType out = autocast_on() ? context().autocast : x.dtype();
@@ -155,7 +160,8 @@ bool names(const std::string& name, const std::string& path) {
   return path == name || path.ends_with("." + name);
 }
 bool fits(const Linear& l) {
-  return l.options.in % kWidthMultiple == 0 && l.options.out % kWidthMultiple == 0;
+  return l.options.in > 0 && l.options.in % kWidthMultiple == 0 &&
+         l.options.out % kWidthMultiple == 0;
 }
 
 std::vector<std::shared_ptr<Fp8Product>> delayed_products(Module& model) {

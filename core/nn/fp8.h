@@ -14,8 +14,8 @@
 //                     are clamped. Without a step yet, current scaling.
 //
 // Invariant: where t has an infinity or a NaN, every result is NaN; the history leaves such steps
-// out. Tensors over a mesh are scaled as a whole (an all-reduce of one number where they are cut);
-// under ddp and fully_shard each rank scales its own activations.
+// out. Tensors over a mesh are scaled as a whole; where they are cut, that costs an all-reduce of
+// one number. Under ddp and fully_shard each rank scales its own activations.
 #pragma once
 #include <functional>
 #include <string>

@@ -26,6 +26,8 @@ void Linear::reset(const InitKeys& keys) {
 }
 
 void Linear::multiply_by(std::shared_ptr<LinearProduct> product) {
+  // Its buffers are the module's from now on.
+  TESSERA_CHECK(!product_, "multiply_by: this layer has another product already ({})", describe());
   product_ = std::move(product);
   product_changes_.note_change();
 }

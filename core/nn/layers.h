@@ -31,7 +31,7 @@ class Linear : public Module {
   Linear(int64_t in, int64_t out, bool bias = true) : Linear(LinearOptions{in, out, bias}) {}
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
-  /// Lets `product` compute the result from now on; null: linear() of core/ops/contract.h.
+  /// Lets `product` compute the result from now on. Throws UserError where one does already.
   void multiply_by(std::shared_ptr<LinearProduct> product);
   const std::shared_ptr<LinearProduct>& product() const { return product_; }
   Tensor weight, bias;

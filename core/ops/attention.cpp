@@ -252,8 +252,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   if (o.mask.defined()) check_mask(o.mask.meta(), {q.size(0), q.size(1), q.size(2), k.size(2)});
   bool flash_fits = o.dropout == 0 && q.numel() > 0 && k.numel() > 0;
   TESSERA_CHECK(o.kernel != AttentionKernel::kFlash || flash_fits,
-                "scaled_dot_product_attention: the flash kernel takes no dropout; choose kAuto or "
-                "kPlain");
+                "scaled_dot_product_attention: the flash kernel takes neither dropout nor empty "
+                "operands; choose kAuto or kPlain");
   if (o.kernel == AttentionKernel::kPlain || !flash_fits)
     return plain_attention(q, in[1], in[2], o, scale);  // scales q in its own dtype
   if (!o.mask.defined()) return dispatch1(PrimRef(new Flash({scale, o.causal})), in);

@@ -5,6 +5,7 @@
 #include "core/ops/conv_stats.h"
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
+#include "core/ops/views.h"
 #include "core/primitive/primitive_of.h"
 
 namespace tessera {
@@ -46,7 +47,7 @@ class ConvNorm final : public PrimitiveOf<ConvNorm, ConvNormAttributes> {
   Tensors decompose(std::span<const Tensor> in) const override {
     Tensors of{dispatch1(conv_, operands(Tensor(in[0]), Tensor(in[1])))};
     for (const Tensor& t : in.subspan(2)) of.push_back(t);
-    return dispatch(norm_, of);
+    return {contiguous(dispatch(norm_, of)[0])};  // infer() says dense; kernels choose
   }
 
  private:

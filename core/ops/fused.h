@@ -56,8 +56,9 @@ struct AttentionOptions {
   AttentionKernel kernel = AttentionKernel::kAuto;
 };
 /// softmax(q k^T scale + mask) v. q [B, H, Tq, D], k [B, H, Tk, D], v [B, H, Tk, Dv] -> [B, H, Tq,
-/// Dv], all with B or without. The flash kernel tiles and never holds [Tq, Tk] (Dao et al. 2022),
-/// but where a float mask requires a gradient, in backward. kAuto takes it, kPlain with dropout.
+/// Dv], all with B or without. The flash kernel works in tiles and never holds [Tq, Tk] (Dao
+/// et al. 2022), except in backward where a float mask requires a gradient. kAuto chooses it, and
+/// kPlain where there is dropout.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const AttentionOptions& options = {});
 

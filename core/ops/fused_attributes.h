@@ -36,8 +36,8 @@ struct EmbeddingAttributes {
 
 /// Operands q [B, H, T, D], k [B, H, S, D] and v [B, H, S, E], then a mask where the op has one:
 /// bool (true: attend) or floats that are added to scores, four dims of 1 or those of [B, H, T, S].
-/// Floats below kLeastMask mean that the query does not attend: where it had such scores alone, the
-/// log of their sum could not say how many they are.
+/// Floats below kLeastMask mean that the query does not attend to the key: if all numbers of a row
+/// were that low, f32 could not hold the log of how many they are beside them.
 struct AttentionAttributes {
   static constexpr float kLeastMask = -60000;  // above the lowest f16
   double scale = 1;

@@ -71,8 +71,8 @@ class ScaledMatmul final : public PrimitiveOf<ScaledMatmul, ScaledMatmulAttribut
   }
   bool decomposable() const override { return true; }
   Tensors decompose(std::span<const Tensor> in) const override {
-    SmallVector<const Meta*, 5>
-        types;  // CPUs have no kernel, so that nobody else asks what the operands are
+    // CPUs have no kernel, so that nothing else checks the operands there.
+    SmallVector<const Meta*, 5> types;
     for (const Tensor& t : in) types.push_back(&t.meta());
     infer(types);
     ContractAttributes rows;

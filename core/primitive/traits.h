@@ -57,7 +57,8 @@ struct OpTraits {
   bool shows_all = false;     // kView: the one result shows every element of operand 0
   bool plain = false;         // arithmetic or a copy: names of fused kernels leave it out
   Promotion promotion = Promotion::kNone;
-  bool takes_storage = false;  // takes storage formats (core/tensor/dtype.h), as its kind does not
+  bool takes_storage =
+      false;  // takes storage formats (core/tensor/dtype.h), which its kind does not say
 
   /// Dispatch refuses operands in a storage format where this is false.
   constexpr bool may_take_storage() const {

@@ -1,7 +1,7 @@
 // Element types, in the order of promotion within a category (bool < integers < floats), then the
-// 8-bit floats: storage formats, which only copies, views, conversions, transfers and exchanges of
-// bytes take; every other op refuses them. Invariant: promote() equals PyTorch's result_type for
-// two dimensioned tensors; a test compares the whole table.
+// 8-bit floats: storage formats, which copies, views, conversions, transfers, exchanges of bytes
+// and scaled_matmul take; every other op refuses them. Invariant: promote() equals PyTorch's
+// result_type for two dimensioned tensors; a test compares the whole table.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -123,6 +123,7 @@ TEST_F(FailingLibraries, ACallOfNcclThatFailsIsOneError) {
     SCOPED_TRACE(call);
     const std::string said = train(2, fmt::format("VGPU_NCCL=refuse:{}", call));
     const bool trains = std::string(call) == "ncclGetUniqueId" ||  // which is one way to have none
+                        std::string(call) == "ncclCommWindowRegister" ||
                         std::string(call) == "ncclCommWindowDeregister" ||
                         std::string(call) == "ncclCommFinalize" ||
                         std::string(call) == "ncclCommDestroy";
@@ -130,6 +131,8 @@ TEST_F(FailingLibraries, ACallOfNcclThatFailsIsOneError) {
       expect_trained(said);
     else
       expect_ended(said, call);
+    const bool registers = std::string(call) == "ncclCommWindowRegister";
+    EXPECT_EQ(count(said, "NCCL refuses to register memory"), registers) << said;
   }
 }
 

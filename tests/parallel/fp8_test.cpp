@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
 #include "core/ops/compose.h"
+#include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
@@ -108,6 +111,20 @@ TEST(Fp8Ranks, HistoriesAreTheLargestOfAllRanks) {
         }
       }
     });
+}
+
+// Models that fill their weights by rules of their own leave such buffers out.
+TEST(Fp8Ranks, HistoriesAreEmptyWhereAModelGetsMemory) {
+  std::optional<nn::OnDevice> nowhere(kMeta);
+  auto model = nn::sequential(nn::linear(kIn, kHidden));
+  nn::convert_to_fp8(*model, {.recipe = nn::Fp8Recipe::kDelayed});
+  nowhere.reset();
+  for (std::vector<Tensor> used; used.size() < 64;)  // the memory that it gets
+    used.push_back(full({3, 16}, 7.0, {kF32}));
+  materialize(*model);
+  const auto buffers = model->named_buffers();
+  EXPECT_EQ(buffers.size(), 2u);
+  for (const NamedTensor& t : buffers) EXPECT_EQ(amax(t.tensor).item<float>(), 0) << t.name;
 }
 
 }  // namespace

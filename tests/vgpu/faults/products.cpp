@@ -130,11 +130,11 @@ TEST(Products, EpiloguesWithoutWhatTheyNeed) {
   });
 }
 TEST(Products, AttributesThatAreNotEmulated) {
-  expect_found(false, "cublasLtMatmulDescSetAttribute: attribute 17 is not emulated",
+  expect_found(false, "cublasLtMatmulDescSetAttribute: attribute 19 is not emulated",
                [](const Kernels&) {
                  Call call;
                  const DevicePtr scale = floats(1);
-                 return cublaslt().product_set(call.product, 17, &scale, 8) == Status::kSuccess;
+                 return cublaslt().product_set(call.product, 19, &scale, 8) == Status::kSuccess;
                });
   refused("pointer mode 1 is not emulated",
           [](Call& c) { c.set(kProductPointerMode, int32_t{kPointerModeDevice}); });

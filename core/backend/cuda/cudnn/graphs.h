@@ -13,8 +13,8 @@ struct ConvProblem {
   int32_t spatial = 2;
   int32_t aligned_x = 16, aligned_w = 16, aligned_y = 16;
   int32_t aligned_residual = 16;
-  int32_t normalises =
-      0;  // y = (x * w - mean) / sqrt(var + eps) weight + bias + residual, then relu
+  // y = (x * w - mean) / sqrt(var + eps) weight + bias + residual, then relu
+  int32_t normalises = 0;
   int32_t weight = 0, bias = 0, residual = 0, relu = 0;  // which of these there are
   double eps = 0;
   int64_t statistics = 0;  // of y [N, O, ..], which is the result: sums over all but channels, f32
@@ -35,7 +35,7 @@ struct HeadStrides {
 
 /// Attention of q [B, H, T, D], k [B, H, S, D] and v [B, H, S, E] to out [B, H, T, E] and the log
 /// of each row's sum of exponentials lse [B, H, T], which is dense and f32; and its gradient, by
-/// the cotangent g of out. A mask, f32 and dense, is added to scores and has no infinities. What
+/// the cotangent g of out. A mask, f32 and dense, is added to scores and has no -inf. What
 /// out and lse are of a query that attends to no key means nothing; the gradient wants +inf for its
 /// lse.
 struct AttentionProblem {

@@ -2,7 +2,7 @@
 // scores, and rows of queries that attend to no key, which are to be zeros. After device.h.
 namespace tessera::device {
 
-/// One line of the mask's keys for each warp: numbers, of which none is infinite, and the first key
+/// One line of the mask's keys for each warp: numbers, of which none is -inf, and the first key
 /// that is attended to, or as many as there are keys.
 TESSERA_FN void attention_bias(const AttentionBiasCall& c) {
   const unsigned line = blockIdx.x * 8 + threadIdx.x / kWarp;
