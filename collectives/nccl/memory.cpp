@@ -1,8 +1,11 @@
 #include "collectives/nccl/memory.h"
 
+#include <atomic>
+
 #include "collectives/nccl/core.h"
 #include "core/backend/cuda/context.h"
 #include "core/backend/cuda/runtime.h"
+#include "core/base/log.h"
 #include "core/tensor/wait_ended.h"
 
 namespace tessera::nccl {
@@ -55,6 +58,12 @@ Ref<Storage> GroupCore::allocate(size_t bytes) {
     nccl.mem_free.result(block.at);
     return nullptr;
   }
+  static std::atomic<bool> told = false;
+  if (!block.registration.window && nccl.has_windows && members_.rank == 0 && !told.exchange(true))
+    logging::warn(
+        "{}: NCCL refuses windows of memory on {} and registers buffers instead, which is slower; "
+        "NCCL_DEBUG=WARN says why",
+        members_.group, to_string(device_));
   const Stream home = cuda::compute_stream(device_.index);
   return make_ref<Storage>(block.at, bytes, device_,
                            Ref<RefCounted>(new OwnMemory(Ref<GroupCore>(this), block, home)));
