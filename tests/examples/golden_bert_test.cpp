@@ -3,18 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/autograd/autograd.h"
-#include "core/dispatch/backend.h"
-#include "core/dispatch/context.h"
 #include "core/io/safetensors.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "examples/models/bert.h"
+#include "tests/support/counted_ops.h"
 
 namespace tessera {
 namespace {
@@ -90,26 +88,9 @@ TEST_F(GoldenBert, MaskedLanguageModel) {
   check(*model, "mlm", [&] { return (*model)(inputs()); });
 }
 
-// How often ops of these names run.
-class Counting final : public Backend {
- public:
-  Tensors run(const PrimRef& prim, Inputs in) override {
-    ++counts_[std::string(prim->name())];
-    return eager_backend().run(prim, in);
-  }
-  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
-    eager_backend().assign(dst, prim, in);
-  }
-  int of(const std::string& name) { return counts_[name]; }
-
- private:
-  std::map<std::string, int> counts_;
-  BackendScope on_{{.backend = this}};
-};
-
 TEST_F(GoldenBert, PaddingIsReadByTheTiledKernels) {
   auto model = models::bert_for_masked_lm(options_);
-  Counting ops;
+  test::CountedOps ops;
   Tensor(sum((*model)(inputs()))).backward();
   EXPECT_EQ(ops.of("attention"), options_.layers);
   EXPECT_EQ(ops.of("attention_grad"), options_.layers);

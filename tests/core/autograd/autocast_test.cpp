@@ -8,7 +8,6 @@
 #include <set>
 
 #include "core/autograd/autograd.h"
-#include "core/dispatch/target.h"
 #include "core/ops/batch_norm.h"
 #include "core/ops/compose.h"
 #include "core/ops/contract.h"
@@ -25,6 +24,7 @@
 #include "core/ops/views.h"
 #include "core/primitive/registry.h"
 #include "core/tensor/random.h"
+#include "tests/support/counted_ops.h"
 
 namespace tessera {
 namespace {
@@ -44,25 +44,6 @@ void expect_same(const Tensor& a, const Tensor& b, const char* what) {
 double largest_difference(const Tensor& a, const Tensor& b) {
   return amax(abs(a.detach().to(kF64) - b.detach().to(kF64))).item<double>();
 }
-
-// Runs ops as ever and counts those of one name.
-class Counting final : public Backend {
- public:
-  explicit Counting(std::string_view name) : name_(name), on_({.backend = this}) {}
-  Tensors run(const PrimRef& prim, Inputs in) override {
-    count_ += prim->name() == name_;
-    return eager_backend().run(prim, in);
-  }
-  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
-    eager_backend().assign(dst, prim, in);
-  }
-  int take() { return std::exchange(count_, 0); }
-
- private:
-  std::string_view name_;
-  int count_ = 0;
-  BackendScope on_;
-};
 
 // PyTorch's lists, by the names of our primitives.
 TEST(Autocast, OpsStateTheirPrecision) {
@@ -280,40 +261,40 @@ TEST(Autocast, ScopesNestAndEnd) {
 
 TEST(Autocast, WeightsAreCastOnceForEachOfTheirValues) {
   Tensor x = drawn({4, 8}, 1).to(kBF16), w = weight({8, 8}, 2);
-  Counting casts("cast");
+  test::CountedOps ops;
   {
     Autocast scope(kBF16);
     Tensor y = linear(linear(x, w), w);
-    EXPECT_EQ(casts.take(), 1);
+    EXPECT_EQ(ops.take("cast"), 1);
     sum(y).backward();
     expect_same(linear(x, w), linear(x, w.detach().to(kBF16)), "from the cache");
-    casts.take();
+    ops.take("cast");
     linear(x, w);
-    EXPECT_EQ(casts.take(), 0);
+    EXPECT_EQ(ops.take("cast"), 0);
     assign_(w.detach(), drawn({8, 8}, 3));
     Tensor after = linear(x, w);
-    EXPECT_EQ(casts.take(), 1) << "it was written";
+    EXPECT_EQ(ops.take("cast"), 1) << "it was written";
     expect_same(after, linear(x, w.detach().to(kBF16)), "the values as they are now");
-    casts.take();
+    ops.take("cast");
     {
       Autocast inner(kF16);
       linear(x, w), linear(x, w);
-      EXPECT_EQ(casts.take(), 1 + 2) << "another dtype: the weight once, x each time";
+      EXPECT_EQ(ops.take("cast"), 1 + 2) << "another dtype: the weight once, x each time";
     }
     linear(x, w);
-    EXPECT_EQ(casts.take(), 0) << "that of the outer scope is still there";
+    EXPECT_EQ(ops.take("cast"), 0) << "that of the outer scope is still there";
   }
   Autocast scope(kBF16);
   linear(x, w);
-  EXPECT_EQ(casts.take(), 1) << "a new scope";
+  EXPECT_EQ(ops.take("cast"), 1) << "a new scope";
 }
 
 TEST(Autocast, WithoutCacheEachUseIsCast) {
   Tensor x = drawn({4, 8}, 1).to(kBF16), w = weight({8, 8}, 2);
-  Counting casts("cast");
+  test::CountedOps ops;
   Autocast scope(kBF16, {.cache_weights = false});
   linear(linear(x, w), w);
-  EXPECT_EQ(casts.take(), 2);
+  EXPECT_EQ(ops.take("cast"), 2);
 }
 
 TEST(Autocast, UsesOfOneCastHaveGradientsOfTheirOwn) {

@@ -7,8 +7,6 @@
 #include "core/autograd/autograd.h"
 #include "core/autograd/transforms.h"
 #include "core/base/parallel.h"
-#include "core/dispatch/backend.h"
-#include "core/dispatch/context.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
@@ -18,6 +16,7 @@
 #include "core/ops/views.h"
 #include "core/tensor/allocator.h"
 #include "tests/core/ops/sweep.h"
+#include "tests/support/counted_ops.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -26,25 +25,6 @@ namespace {
 using List = std::vector<Tensor>;
 
 constexpr int64_t kBatch = 2, kHeads = 3;
-
-// Runs ops as ever and counts those of one name.
-class Counting final : public Backend {
- public:
-  explicit Counting(std::string_view name) : name_(name), on_({.backend = this}) {}
-  Tensors run(const PrimRef& prim, Inputs in) override {
-    count_ += prim->name() == name_;
-    return eager_backend().run(prim, in);
-  }
-  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
-    eager_backend().assign(dst, prim, in);
-  }
-  int count() const { return count_; }
-
- private:
-  std::string_view name_;
-  int count_ = 0;
-  BackendScope on_;
-};
 
 // q, k, v and a cotangent of the result.
 List operands_of(int64_t queries, int64_t keys, int64_t width, int64_t value_width,
@@ -233,9 +213,9 @@ TEST(AttentionMask, OfSamplesIsBatched) {
           vmap(f, {.in_dims = {0, 0, 0, own ? std::optional<int>(0) : std::nullopt}});
       Tensor got;
       {
-        const Counting attention("attention");
+        test::CountedOps ops;
         got = by_sample(q, k, v, mask);
-        EXPECT_EQ(attention.count(), 1);
+        EXPECT_EQ(ops.of("attention"), 1);
       }
       for (int64_t i = 0; i < kSamples; ++i)
         sweep::expect_close(got[i], f(q[i], k[i], v[i], own ? mask[i] : mask), 1e-14, "sample");

@@ -17,6 +17,7 @@
 #include "tests/core/ops/sweep.h"
 #include "tests/support/boundaries.h"
 #include "tests/support/channels_last.h"
+#include "tests/support/guarded_kernels.h"
 #include "tests/support/large_cases.h"
 #include "tests/support/loops.h"
 
@@ -98,6 +99,22 @@ TEST(Large, Windows) {
 const std::set<std::string> convolutions = {"conv", "conv_grad_input", "conv_grad_weight"};
 TEST(Large, ConvolutionsInF32) { sweep(test::add_f32_convolutions, convolutions, {kF32}); }
 TEST(Large, ConvolutionsInBf16) { sweep(test::add_bf16_convolutions, convolutions, {kBF16}); }
+// What libraries may compute.
+TEST(Large, ProductsAndConvolutionsWriteToTheirScratchAndResultsAlone) {
+  Threads three(3);
+  const auto run = [](void (*add)(test::LargeCases&), DType t) {
+    test::LargeCases cases;
+    add(cases);
+    const test::GuardedKernels guarded;
+    for (const LargeCase& c : cases) {
+      SCOPED_TRACE(c.name);
+      if (c.roundings > 0 || t == kF32) test::evaluate(c, test::operands_in(c, t));
+    }
+  };
+  for (DType t : {kF32, kBF16}) run(test::add_products, t);
+  run(test::add_f32_convolutions, kF32);
+  run(test::add_bf16_convolutions, kBF16);
+}
 TEST(Large, Linalg) {
   sweep(test::add_linalg,
         {"cholesky", "csr_transpose", "gather", "qr", "quantized_max_pool", "scatter_sum", "sddmm",

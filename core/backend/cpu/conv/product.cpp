@@ -49,10 +49,11 @@ Tensor read_places(const Tensor& x, const ConvAttributes::Window& window, const 
 
 // A fault of oneDNN (issue 6035 there): where a 1 x 1 weight has strides, its gradient first
 // gathers the places of x that are read, in whole blocks of channels. If x has fewer channels than
-// a block, 8 with AVX2, this writes beyond the scratch memory, and the gradient is wrong.
+// a block, 8 with AVX2, this writes beyond the scratch memory, and the gradient is wrong. In bf16
+// as in f32.
 bool overruns_in_library(ConvRole role, const ConvAttributes::Window& window, const Meta& x) {
   constexpr int64_t kBlock = 16;  // the largest of any instruction set
-  return role == ConvRole::kWeight && x.dtype == kF32 && x.shape[1] < kBlock &&
+  return role == ConvRole::kWeight && x.shape[1] < kBlock &&
          std::ranges::any_of(window.stride, [](int64_t s) { return s > 1; });
 }
 
@@ -68,11 +69,12 @@ bool is_conv_product(ConvRole role, const ConvAttributes::Window& window, const 
                    rows <= kDeep && rows % 2 == 0 && x.shape[1] % 2 == 0 && y.shape[1] % 2 == 0;
   if (x.dtype == kBF16 && role == ConvRole::kWeight && rows % 2 == 0)
     meet("conv_product.pairs", rows / 2);
-  if ((x.dtype != kF32 && !low) || window.groups != 1) return false;
+  const bool overruns = overruns_in_library(role, window, x);
+  if ((x.dtype != kF32 && !low && !overruns) || window.groups != 1) return false;
   for (int i = 0; i < window.stride.size(); ++i)
     if (w.shape[i + 2] != 1 || window.pad_begin[i] != 0 || window.pad_end[i] > 0) return false;
   if (w.strides[0] != 1 && w.strides[1] != 1) return false;
-  if (overruns_in_library(role, window, x)) return true;
+  if (overruns) return true;
   meet("conv_product.least", std::min({x.shape[1], y.shape[1], rows}));
   return std::min({x.shape[1], y.shape[1], rows}) >= kLeast;
 }
