@@ -88,9 +88,11 @@ Tensor numbers_of(const Tensor& t, const Stream& stream) {
 
 // What a convolution's graph has beside it.
 struct Beside {
-  std::span<const Tensor> sums = {};          // of y's channels: two, or none
+  std::span<const Tensor> sums = {};          // of the result's channels: two, or none
   const BatchNormAttributes* norm = nullptr;  // that y is the result of
-  std::span<const Tensor> moments = {};       // its operands: mean, var, ..
+  const GradSums* gradient = nullptr;         // that x is the h of
+  // Of the norm mean, var, ..; of the gradient mean, x, ..
+  std::span<const Tensor> operands = {};
 };
 
 bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
@@ -100,12 +102,15 @@ bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Ten
   if ((t != kF32 && !is_16_bit(t)) || !graphs_in_use()) return false;
   dnn::ConvProblem p = problem_of(kind, a, x, w, y);
   p.statistics = !beside.sums.empty();
+  if (const GradSums* s = beside.gradient) p.relu = s->y.defined(), p.residual = s->other.defined();
   if (const BatchNormAttributes* n = beside.norm) {
     p.normalises = 1, p.eps = n->eps;
     p.weight = n->form.weight, p.bias = n->form.bias, p.relu = n->form.relu;
     p.residual = n->form.residual;
-    if (p.residual) p.aligned_residual = aligned(beside.moments.back());
   }
+  for (const Tensor& t : beside.operands)
+    if (t.ndim() > 1) p.aligned_beside = std::min(p.aligned_beside, aligned(t));
+  if (!takes(p)) return false;
   const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
   const auto describe = [&] {
     return described(kind, a, x, w) + (p.statistics   ? ", with sums of its channels"
@@ -115,7 +120,7 @@ bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Ten
   const dnn::Demands demands{.deterministic = deterministic_algorithms(),
                              .full_precision = t == kF32};
   Tensor in_x, in_w, in_y;  // as the library reads and writes them
-  Tensors moments;
+  Tensors operands;
   const auto bind = [&] {
     const auto lying = [&](const Tensor& t, ConvKind writes) {
       if (kind != writes) return channels_last(t, stream);
@@ -130,9 +135,9 @@ bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Ten
     if (p.statistics)
       all.push_back({V::kSum, beside.sums[0].device_data()}),
           all.push_back({V::kSquares, beside.sums[1].device_data()});
-    for (const Tensor& t : beside.moments) {
-      moments.push_back(t.ndim() == 1 ? numbers_of(t, stream) : channels_last(t, stream));
-      all.push_back({V::kMean + int64_t(moments.size()) - 1, moments.back().device_data()});
+    for (const Tensor& t : beside.operands) {
+      operands.push_back(t.ndim() == 1 ? numbers_of(t, stream) : channels_last(t, stream));
+      all.push_back({V::mean(p) + int64_t(operands.size()) - 1, operands.back().device_data()});
     }
     return all;
   };
@@ -261,7 +266,7 @@ bool library_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const
 bool library_conv_norm(const ConvNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
                        FunctionRef<void()> apart, const Stream& stream) {
   return run_conv(ConvKind::kForward, a.conv, in[0], in[1], y,
-                  {.norm = &a.norm, .moments = in.subspan(2)}, &apart, stream);
+                  {.norm = &a.norm, .operands = in.subspan(2)}, &apart, stream);
 }
 
 bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w, const Tensor& y,
@@ -270,6 +275,18 @@ bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w
   const Tensor sums[] = {sum, squares};
   return is_16_bit(x.dtype()) &&
          run_conv(ConvKind::kForward, a, x, w, y, {.sums = sums}, &apart, stream);
+}
+
+bool library_conv_grad_sums(const ConvAttributes& a, const Tensor& g, const Tensor& w,
+                            const GradSums& s, const Tensor& sum, const Tensor& products,
+                            FunctionRef<void()> apart, const Stream& stream) {
+  const Tensor sums[] = {sum, products};
+  Tensors operands;
+  for (const Tensor* t : {&s.mean, &s.x, &s.y, &s.other})
+    if (t->defined()) operands.push_back(*t);
+  return is_16_bit(g.dtype()) &&
+         run_conv(ConvKind::kGradInput, a, s.h, w, g,
+                  {.sums = sums, .gradient = &s, .operands = operands}, &apart, stream);
 }
 
 bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
