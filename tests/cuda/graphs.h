@@ -53,7 +53,7 @@ inline constexpr DType kTypes[] = {kF32, kF16, kBF16};
 inline std::vector<Tensor> with_gradients(
     const std::function<Tensor(const std::vector<Tensor>&)>& f, std::vector<Tensor> in) {
   for (Tensor& t : in) t = t.detach().requires_grad_();
-  const Tensor y = f(in), seed = values(y.shape(), y.dtype(), 9);
+  const Tensor y = f(in), seed = values(y.shape(), y.dtype(), 9).to(y.device());
   std::vector<Tensor> all{y.detach()};
   for (Tensor& g : grad({&y, 1}, in, {&seed, 1})) all.push_back(g);
   return all;

@@ -187,6 +187,34 @@ bool equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   }
   return true;
 }
+// Tiles of keys at the beginning that no query of a sequence sees; if causal, queries that see
+// none.
+TEST_F(CudaGraphs, AttentionWithPaddingInFrontOfKeys) {
+  const int64_t keys = 200;
+  const Tensor begin = from_values<int64_t>({0, 129, 199}, {3, 1, 1, 1}),
+               sees = ge(arange(0, keys, 1, {.device = kCPU}), begin);
+  for (DType t : kTypes)
+    for (bool causal : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} {}", name_of(t), causal));
+      const int64_t queries = causal ? keys : 9;
+      const std::vector<Tensor> in{values({3, 1, queries, 8}, t, 1), values({3, 1, keys, 8}, t, 2),
+                                   values({3, 1, keys, 8}, t, 3)};
+      const auto attend = [&](Device on) {
+        std::vector<Tensor> there;
+        for (const Tensor& x : in) there.push_back(x.to(on));
+        const AttentionOptions o{.mask = sees.to(on), .causal = causal};
+        return with_gradients(
+            [&](const std::vector<Tensor>& v) {
+              return scaled_dot_product_attention(v[0], v[1], v[2], o);
+            },
+            there);
+      };
+      compare([&] { return attend(device_of(0)); }, t, {{"cudnn products", t == kF32 ? 0 : 2}});
+      const auto got = attend(device_of(0)), want = attend(kCPU);
+      for (size_t i = 0; i < got.size(); ++i)
+        sweep::expect_close(got[i].cpu(), want[i], tolerance(t), fmt::format("CPU, result {}", i));
+    }
+}
 // Numbers that programs write for -inf.
 TEST_F(CudaGraphs, LowNumbersOfMasksAreNone) {
   for (DType t : {kF16, kBF16}) {
@@ -325,6 +353,12 @@ TEST_F(CudaGraphsAlone, AreOursWhereTheLibraryIsOldOrNotTheVirtualOne) {
     expect(output, 0, kOwn);
     EXPECT_NE(output.find(why), output.npos) << output;
   }
+}
+TEST_F(CudaGraphsAlone, AttentionIsOursWhereTheLibrarysIsKnownToBeWrong) {
+  for (const char* version : {"91000", "91001"})
+    expect(run(fmt::format("VGPU_CUDNN_VERSION={}", version)), 2,
+           "Tessera's own kernels compute attention: that of cuDNN 9.10.");
+  expect(run("VGPU_CUDNN_VERSION=91002"), 3, "");
 }
 // A graph that the library refuses is ours from then on, and others stay the library's.
 TEST_F(CudaGraphsAlone, AreOursWhereTheLibraryRefusesThem) {

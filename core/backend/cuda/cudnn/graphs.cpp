@@ -272,4 +272,7 @@ bool takes(const AttentionProblem& p, int version) {
          (!p.gradient || p.keys % kTile == 0 || version > kLastWrong);
 }
 
+// NVIDIA's cudnn-frontend refuses attention in 16 bits of these two, forward and backward.
+bool has_faulty_attention(int version) { return version == 91000 || version == 91001; }
+
 }  // namespace tessera::cuda::dnn

@@ -69,5 +69,7 @@ Graph graph_of(const CudnnFunctions& f, const AttentionProblem& p);
 /// Whether cuDNN has engines for attention of such a shape: 16-bit floats, and heads of at most 128
 /// whose width is a multiple of 8. `version` is the library's.
 bool takes(const AttentionProblem& p, int version);
+/// Whether attention by this version is known to be wrong, whatever its shape.
+bool has_faulty_attention(int version);
 
 }  // namespace tessera::cuda::dnn

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <optional>
 #include <type_traits>
@@ -15,6 +16,7 @@
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/windows.h"
 #include "core/base/deterministic.h"
+#include "core/base/log.h"
 #include "core/tensor/shape.h"
 
 namespace tessera::cuda {
@@ -232,8 +234,17 @@ struct Bias {
 
 bool takes(const CudnnFunctions& f, const dnn::AttentionProblem& p, DType t) {
   const int64_t scores = p.batch * p.heads * p.queries * p.keys;
-  return is_16_bit(t) && scores > 0 && p.width * p.value_width > 0 && dnn::takes(p, f.version) &&
-         !(p.one_sum && 2 * scores > kMostScratch);
+  if (!is_16_bit(t) || scores == 0 || p.width * p.value_width == 0 || !dnn::takes(p, f.version) ||
+      (p.one_sum && 2 * scores > kMostScratch))
+    return false;
+  if (!dnn::has_faulty_attention(f.version)) return true;
+  static std::atomic<bool> said = false;
+  if (!said.exchange(true))
+    logging::warn(
+        "cuda: Tessera's own kernels compute attention: that of cuDNN 9.10.{} is known to "
+        "be wrong; 9.10.2 is not",
+        f.version % 100);
+  return false;
 }
 
 bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::Binding>()> bind,
