@@ -62,7 +62,7 @@ class NormGradJoiner {
     Node& norm = g_.nodes[size_t(k)];
     const auto [eps, form] = attributes_of<BatchNormAttributes>(*norm.prim);
     const ValueId g = norm.in[0];
-    const Meta& meta = g_[g].meta;
+    const Meta meta = g_[g].meta;
     const int32_t last = maker(g, k);
     int32_t conv = last;
     ValueId other = kNoValue;

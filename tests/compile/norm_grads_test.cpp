@@ -51,6 +51,17 @@ class NormGradsOnCard : public test::JoinedOnCard {
     EXPECT_EQ(count(g, "batch_norm_grad_apply"), count(g, "conv_grad_norm")) << to_string(g);
     return g;
   }
+  /// What they make of norm()'s derivative by the `sum` of the gradient of a convolution behind it.
+  static Graph by_sum(std::vector<Tensor> in, const std::function<Tensor(const Tensor&)>& sum) {
+    Trace trace({.inputs = in});
+    const Tensor of_z = dispatch1(conv_grad_input_op({{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}, {6, 5}}),
+                                  tessera::operands(Tensor(in[kSeed]), Tensor(in[kSecond])));
+    for (size_t i : {kX, kWeight, kResidual}) in[i] = in[i].detach().requires_grad_();
+    const Tensor z = norm(in, {in[kResidual], true});
+    Graph g = trace.finish(grad({{z}}, {{in[kX], in[kWeight], in[kResidual]}}, {{sum(of_z)}}));
+    run_passes(g);
+    return g;
+  }
   /// How many gradients of convolutions sum, and how many of them add another gradient.
   using Joined = std::pair<int, int>;
   static Joined grads(const std::vector<Tensor>& in,
@@ -128,17 +139,36 @@ TEST_F(NormGradsOnCard, NotOfOtherGradients) {
                   }),
             Joined());
 }
-TEST_F(NormGradsOnCard, NotWhereTheGradientIsAResult) {
+// A gradient that is added to itself, and one that lies otherwise and would be copied.
+TEST_F(NormGradsOnCard, NotWithEveryOtherGradient) {
+  std::vector<Tensor> in = operands();
+  EXPECT_EQ(grads(in,
+                  [](const std::vector<Tensor>& in) {
+                    const Tensor z = norm(in, {{}, true});
+                    return conv(z, in[kSecond]) + conv(z, in[kSecond]);
+                  }),
+            Joined());
+  in.push_back(drawn({3, 8, 6, 5}, 8));
+  for (bool first : {false, true}) {
+    const Graph g = by_sum(
+        in, [&](const Tensor& of_z) { return first ? of_z + in.back() : in.back() + of_z; });
+    EXPECT_EQ(count(g, "conv_grad_norm"), 0) << to_string(g);
+  }
+}
+TEST_F(NormGradsOnCard, NotWhereOthersReadTheGradient) {
   std::vector<Tensor> in = operands();
   for (size_t i = 0; i < kSeed; ++i) in[i] = in[i].detach().requires_grad_();
-  const Graph g = joined(
-      in,
-      [&] {
-        const Tensor z = norm(in, {{}, true}), y = conv(z, in[kSecond]);
-        return grad({{y}}, {{z, in[kX]}}, {{in[kSeed]}});
-      },
-      3e-2);
-  EXPECT_EQ(count(g, "conv_grad_norm"), 0) << to_string(g);
+  for (bool result : {false, true}) {
+    const Graph g = joined(
+        in,
+        [&]() -> Tensors {
+          const Tensor z = norm(in, {{}, true}), y = conv(z, in[kSecond]),
+                       of_z = grad({{y}}, {{z}}, {{in[kSeed]}}, {.retain_graph = true})[0];
+          return {grad({{z}}, {{in[kX]}}, {{of_z}})[0], result ? of_z : of_z * 2.0};
+        },
+        3e-2);
+    EXPECT_EQ(count(g, "conv_grad_norm"), 0) << to_string(g);
+  }
 }
 TEST_F(NormGradsOnCard, NotInF32NorInDeterministicMode) {
   const auto f = [](const std::vector<Tensor>& in) {
@@ -164,16 +194,11 @@ TEST_F(NormGradsOnCard, NotBeforeItsOperands) {
 // The weight is overwritten between the gradient of the convolution and its sum with another.
 TEST_F(NormGradsOnCard, NotPastAWrite) {
   for (bool writes : {false, true}) {
-    std::vector<Tensor> in = operands();
-    Trace trace({.inputs = in});
-    for (size_t i : {kX, kWeight, kResidual}) in[i] = in[i].detach().requires_grad_();
-    const Tensor z = norm(in, {in[kResidual], true});
-    const Tensor of_z = dispatch1(conv_grad_input_op({{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}, {6, 5}}),
-                                  tessera::operands(Tensor(in[kSeed]), Tensor(in[kSecond])));
-    if (writes) fill_(in[kSecond], 1);
-    const Tensor sum = of_z + in[kSeed];
-    Graph g = trace.finish(grad({{z}}, {{in[kX], in[kWeight], in[kResidual]}}, {{sum}}));
-    run_passes(g);
+    const std::vector<Tensor> in = operands();
+    const Graph g = by_sum(in, [&](const Tensor& of_z) {
+      if (writes) fill_(in[kSecond], 1);
+      return of_z + in[kSeed];
+    });
     EXPECT_EQ(count(g, "conv_grad_norm"), writes ? 0 : 1) << to_string(g);
   }
 }

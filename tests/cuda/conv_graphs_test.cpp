@@ -137,7 +137,7 @@ TEST_F(CudaGraphs, ConvolutionsThatNormaliseKeepNan) {
 }
 
 // What batch-norm's derivative takes, in one graph with one kernel behind it; our own kernel reads
-// it once more. No engine takes strides.
+// it once more. No engine takes both sums with strides.
 TEST_F(CudaGraphs, GradientsOfConvolutionsThatSum) {
   struct Sums {
     Case of;

@@ -31,8 +31,8 @@ struct ConvValues {
   static Graph::Value mean(const ConvProblem& p) { return p.statistics ? 6 : 4; }
 };
 Graph graph_of(const CudnnFunctions& f, const ConvProblem& p);
-/// False where cuDNN is known to have no engine: for sums behind the gradient of x where there are
-/// strides or groups.
+/// False where cuDNN is known to have no engine: for two sums behind the gradient of x where there
+/// are strides, and for any where there are groups.
 bool takes(const ConvProblem& p);
 
 /// Strides of a [B, H, places, width] whose rows are dense.
