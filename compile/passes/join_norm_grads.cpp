@@ -14,10 +14,6 @@
 namespace tessera::compiler {
 namespace {
 
-bool is(const Node& n, std::string_view op) {
-  return n.prim && n.prim->name() == op && n.into.empty();
-}
-
 class NormGradJoiner {
  public:
   explicit NormGradJoiner(Graph& g) : g_(g), uses_(g), place_(uses_.producer) {}
