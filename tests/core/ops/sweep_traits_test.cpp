@@ -89,7 +89,7 @@ TEST(SweepTraits, ProductsCountTheirArithmetic) {
   const Names counted = {"contract",      "contract_bias",      "conv",          "conv_grad_input",
                          "contract_gelu", "contract_gelu_grad", "contract_sums", "conv_grad_weight",
                          "contract_add",  "contract_wide",      "conv_stats",    "conv_norm",
-                         "scaled_matmul"};
+                         "scaled_matmul", "conv_grad_norm"};
   for_each_sample([&](const Sample& s) {
     const bool product = s.prim->traits().kind == OpKind::kProduct;
     EXPECT_EQ(product, products.contains(s.prim->name()));

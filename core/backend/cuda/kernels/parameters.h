@@ -351,7 +351,7 @@ struct PoolCall {
 /// [channels] and partial results [pieces, channels] are of the compute type. What an op does not
 /// have is null: y where there is no relu in backward, and so on. join_sums multiplies both sums by
 /// `share` (1, or 1 / rows for grad, which reads means). moments_of_sums reads first and second
-/// [channels], and `share` is 1 / rows.
+/// [channels], and `share` is 1 / rows. dresidual of masked_sums may be its g.
 struct BatchNormCall {
   const void *x, *g, *y, *weight, *bias, *residual;
   void *out, *dresidual, *mean, *var, *first, *second, *sum_g, *sum_product, *dw, *db;
