@@ -74,6 +74,14 @@ void State::update_scales() {
   scales_are_due_ = false, scales_recorded_ = records;
 }
 
+// Values of a recorded step may not outlive it.
+void State::forget_recorded_scales() {
+  if (!scales_recorded_) return;
+  for (Group& g : groups_)
+    for (Param& p : g.params)
+      if (p.eight) p.eight->amax = p.eight->scale = {};
+}
+
 Tensor State::quantised(const Param& p) const {
   const Tensor piece = p.eight->weight->quantised(local_of(p.sharded).detach(), p.eight->scale);
   return from_local(piece, p.mesh, layout_of(p.sharded), p.sharded.shape());

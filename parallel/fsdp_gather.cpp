@@ -302,6 +302,7 @@ void State::forward_failed(size_t group) {
   if (pinned_) return;
   put_into_slots(groups_[group], &Param::sharded);
   let_go(groups_[group]);
+  if (groups_[group].is_root) forget_recorded_scales();
 }
 
 void State::after_forward(size_t group, Tensor& out) {
@@ -320,6 +321,7 @@ void State::after_forward(size_t group, Tensor& out) {
   last_order_ = order_;
   for (Group& other : groups_)  // groups prefetched in vain because the order changed
     if (!other.is_root && (options_.reshard_after_forward || !grad_enabled())) release(other);
+  if (!g.backward_comes) forget_recorded_scales();
 }
 
 void State::check_model(const char* what) const {

@@ -143,6 +143,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void find_eight_bits(Param& p, std::span<const nn::Slot> slots) const;
   bool scales_are_known(const Param& p) const;
   void update_scales();
+  void forget_recorded_scales();
   /// This rank's piece in eight bits.
   Tensor quantised(const Param& p) const;
   /// What is in the slot while the weight is gathered in eight bits.

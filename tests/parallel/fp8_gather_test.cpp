@@ -290,6 +290,15 @@ TEST(Fp8Gather, AHistoryThatMovesOnBeforeBackwardIsRefused) {
   expect_contains(error, "call update_fp8_scales() after backward");
 }
 
+TEST(Fp8Gather, OffloadIsRefused) {
+  run_ranks(2, [&](ProcessGroup&) {
+    auto model = make(in_eight_bits());
+    const FsdpOptions options{.mesh = init_device_mesh({{"dp", 2}}), .offload = true};
+    expect_contains(error_of([&] { fully_shard(*model, options); }),
+                    "offload of 0.0.weight, which is to be gathered in eight bits");
+  });
+}
+
 // What else reads a tied weight needs its values.
 TEST(Fp8Gather, TiedWeightsAreGatheredAsTheyAre) {
   run_ranks(2, [&](ProcessGroup& group) {
