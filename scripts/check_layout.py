@@ -160,6 +160,7 @@ NOT_LIMITS = {
     "core/backend/cuda/cudnn/plans.cpp": "kMostPlans",
     "core/backend/cuda/library.cpp": "kOldestDriver",
     "core/backend/cuda/memory_ledger.cpp": "kShownHolders",
+    "core/backend/cuda/ops/contract.cpp": "kEightBitMultiple",  # tests/cuda/scaled_matmul_test.cpp has both sides
     # tests/cuda/products_test.cpp has batches on both sides of kMostCalls, and rows that GELU may keep and may not.
     "core/backend/cuda/ops/products.cpp": "kPack kMostCalls kMostProducts kMostSuggestions kAuxMultiple kAuxAlignment",
     "core/backend/cuda/product_choice.cpp": "kTimedRuns",

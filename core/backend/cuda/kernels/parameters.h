@@ -131,10 +131,11 @@ struct IndexCall {
 };
 
 /// `segments`: count is outer * n * inner, keys and order [n] are the sorted index, and keys equal
-/// to `ignored` count for nothing; `fresh` says that out is zero where a key is. `segment_packs`:
-/// the same, where inner and count are packs of 16 bytes. `sorted`: the same count, keys and order
-/// [outer, inner, n] are the index, each line sorted. `lines`: count is outer * inner, keys [outer,
-/// n, inner] the index as it is.
+/// to `ignored` count for nothing; `fresh` says that out is zero where a key is, and `apart` that
+/// sources are summed apart from what is there, and rounded, before they are added to it.
+/// `segment_packs`: the same, where inner and count are packs of 16 bytes. `sorted`: the same
+/// count, keys and order [outer, inner, n] are the index, each line sorted. `lines`: count is outer
+/// * inner, keys [outer, n, inner] the index as it is.
 struct SegmentCall {
   const void* in;
   void* out;
@@ -144,7 +145,7 @@ struct SegmentCall {
   long begin, rows, extent, ignored;
   Divisor inner, n;
   unsigned count;
-  int fresh;
+  int fresh, apart;
 };
 
 /// Lines of n elements, [outer, n, inner]; n is below 2^31 - 1,024. keys are of the compute type.
