@@ -274,6 +274,7 @@ bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w
 
 bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
                        std::span<const Tensor> results, const Stream& stream) {
+  if (a.drops()) return false;
   using V = dnn::AttentionValues;
   const Tensor &out = results[0], &lse = results[1];
   const DType t = out.dtype();
@@ -302,6 +303,7 @@ bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
 
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
                             std::span<const Tensor> results, const Stream& stream) {
+  if (a.drops()) return false;
   using V = dnn::AttentionValues;
   const Tensor& q = in[1];
   const CudnnFunctions* f = graphs_in_use();
