@@ -278,6 +278,17 @@ struct AttentionCall {
   const void* mask;
   long mask_batch, mask_head, mask_query, mask_key;  // in elements
   int mask_is_bool;
+  // Of instances with dropout: weights whose words are below the threshold count as zeros, the
+  // others times `kept`. Words of batch b lie from draw_begin + b draw_batch on and so on, keys as
+  // neighbours. With `samples`, batch b is row b % draw_rows of sample b / draw_rows, whose number
+  // is the upper half of the counter. `key`, `seed` and `number` as in RandomCall.
+  const long* key;
+  long seed, number;
+  const long* samples;
+  long draw_begin, draw_batch, draw_head, draw_query;
+  double kept;
+  int draw_rows;
+  unsigned threshold;
 };
 /// Bits of AttentionCall::packs: rows begin at multiples of 16 bytes and are some packs long.
 inline constexpr unsigned kPacksQ = 1, kPacksK = 2, kPacksV = 4, kPacksG = 8, kPacksOut = 16,
