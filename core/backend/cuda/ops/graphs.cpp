@@ -302,6 +302,7 @@ bool library_conv_grad_sums(const ConvAttributes& a, const Tensor& g, const Tens
 
 bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
                        std::span<const Tensor> results, const Stream& stream) {
+  if (a.drops()) return false;
   using V = dnn::AttentionValues;
   const Tensor &out = results[0], &lse = results[1];
   const DType t = out.dtype();
@@ -330,6 +331,7 @@ bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
 
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
                             std::span<const Tensor> results, const Stream& stream) {
+  if (a.drops()) return false;
   using V = dnn::AttentionValues;
   const Tensor& q = in[1];
   const CudnnFunctions* f = graphs_in_use();

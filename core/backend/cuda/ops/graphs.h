@@ -34,7 +34,8 @@ bool library_conv_grad_sums(const ConvAttributes& a, const Tensor& g, const Tens
                             FunctionRef<void()> apart, const Stream& stream);
 
 /// Enqueues attention: `in` has q, k, v and maybe a mask, `results` out and the dense lse. Operands
-/// are copied, and results too, where the library does not read and write them as they lie.
+/// are copied, and results too, where the library does not read and write them as they lie. It does
+/// not drop the weights that Tessera does, so calls with dropout are left to our own kernels.
 bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
                        std::span<const Tensor> results, const Stream& stream);
 /// Enqueues its gradient: `in` has g, q, k, v, out, lse and maybe a mask, `results` dq, dk and dv.
