@@ -23,7 +23,7 @@ struct ConvProblem {
 };
 struct ConvValues {
   static constexpr Graph::Value kX = 1, kW = 2, kY = 3, kSum = 4, kSquares = 5;
-  // Of what normalises: mean, var, then weight, bias and residual where present.
+  // What normalises: mean, var, then weight, bias and residual where they are present.
   static constexpr Graph::Value kMean = 4;
 };
 Graph graph_of(const CudnnFunctions& f, const ConvProblem& p);
