@@ -68,7 +68,11 @@ Tensors converted_pieces(Inputs in, const DeviceMesh& mesh, const ShardingDecisi
 
 class Redistribute final : public Primitive {
  public:
-  static inline const OpInfo kOp{"redistribute", {OpKind::kOther, Precision::kAsGiven, 1}};
+  static inline const OpInfo kOp{"redistribute",
+                                 {.kind = OpKind::kOther,
+                                  .precision = Precision::kAsGiven,
+                                  .operands = 1,
+                                  .takes_storage = true}};
   Redistribute(DeviceMesh mesh, const Layout& to, const Layout& grad)
       : Primitive(kOp), mesh(std::move(mesh)), to(to), grad(grad) {}
   Metas infer(MetaSpan in) const override {

@@ -126,6 +126,7 @@ void State::make_groups(Module& model) {
       p.name = slots[0].name;
       p.sharded = *slots[0].tensor;  // until shard()
       for (nn::Slot& s : slots) p.slots.push_back(s.tensor);
+      find_eight_bits(p, slots);
     }
     if (g.is_root || !g.params.empty()) groups_.push_back(std::move(g));
   }

@@ -86,6 +86,11 @@ class Fsdp : public DataParallel {
 /// fills them. Throws UserError for a parameter that fully_shard has sharded already, and for
 /// offload from the CPU; ShardingError where a dim cannot be sharded. The model is then unchanged.
 ///
+/// Weights of layers with nn::Fp8Options::gather_in_eight_bits, but tied ones, are quantised before
+/// they are gathered, from the sharded parameter's own dtype whatever `precision.param` says, by
+/// the scale of the whole weight; gradients are as `precision` says. Nothing else in forward can
+/// read such a weight (UserError), and `offload` is refused.
+///
 /// grad(loss, parameters) returns sharded, reduced gradients; hooks of a parameter see its sharded
 /// gradient of each backward after the reduction. When a backward fails on a rank, the groups are
 /// aborted, so the other ranks learn of it at once.

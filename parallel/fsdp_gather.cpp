@@ -19,23 +19,18 @@ using nn::Module;
 // Gathers a weight again for backward.
 class GatherAgain final : public Recipe {
  public:
-  GatherAgain(std::weak_ptr<State> state, size_t group, size_t param, const Param& p)
-      : state_(std::move(state)),
-        group_(group),
-        param_(param),
-        values_(p.values),
-        version_(p.version) {}
+  GatherAgain(std::weak_ptr<State> state, size_t group, size_t param, State::Used used)
+      : state_(std::move(state)), group_(group), param_(param), used_(std::move(used)) {}
   Ref<Storage> rebuild() override {
     std::shared_ptr<State> state = state_.lock();
     TESSERA_CHECK(state, "fully_shard: backward through a model that is gone");
-    return state->rebuild(group_, param_, values_.get(), version_);
+    return state->rebuild(group_, param_, used_);
   }
 
  private:
   std::weak_ptr<State> state_;
   size_t group_, param_;
-  Ref<Storage> values_;  // this rank's piece when the weight was used, and its version
-  uint32_t version_;
+  State::Used used_;
 };
 
 // An identity on the inputs of a group that marks the end of the group's backward: its node was
@@ -81,16 +76,23 @@ void State::gather(size_t group, size_t param, const Room* room) {
   Scoped<uint64_t> of_no_node(context().grad_node, 0);
   p.values = local_of(p.sharded).storage();
   p.version = p.values->version();
-  Tensor whole =
-      room && p.even ? gathered_in(*room, p, param) : to_local(redistribute(to_gather(p), p.whole));
+  const bool eight = p.eight && !pinned_;
+  const Tensor piece = eight ? quantised(p) : to_gather(p);
+  const bool has_part = room && p.even && eight == p.eight.has_value();
+  Tensor whole = has_part ? gathered_in(*room, p, param, local_of(piece).detach())
+                          : to_local(redistribute(piece, p.whole));
   p.full_version = whole.storage()->version();
   if (grad_enabled() || context().phase == Phase::kBackward) time_.add(whole);
   const bool is_whole = process_group().size() == 1 && !options_.offload;
   bool keep = g.is_root || !options_.reshard_after_forward || is_whole;
   if (!keep && grad_enabled())
-    whole.storage()->set_recipe(Ref<Recipe>(new GatherAgain(weak_from_this(), group, param, p)));
+    whole.storage()->set_recipe(
+        Ref<Recipe>(new GatherAgain(weak_from_this(), group, param,
+                                    {p.values, p.version, eight, eight ? p.eight->history : 0})));
+  g.gathered_bytes += int64_t(whole.nbytes());
   p.full = p.rest.defined() ? from_local(whole, p.rest, p.rest_layout, p.sharded.shape())
                             : whole.detach();
+  if (eight) p.eight->values = std::exchange(p.full, stand_in(p));
   if (p.trainable()) {  // all forwards share one history, so that each gradient comes once
     p.full.impl()->autograd = p.leaf.impl()->autograd;
     p.full.impl()->layers |= bit(Layer::kAutograd);
@@ -98,8 +100,7 @@ void State::gather(size_t group, size_t param, const Room* room) {
 }
 
 // The same in a room. A piece that is not in the group's own memory is copied there first.
-Tensor State::gathered_in(const Room& room, const Param& p, size_t param) {
-  Tensor piece = local_of(to_gather(p)).detach();
+Tensor State::gathered_in(const Room& room, const Param& p, size_t param, Tensor piece) {
   if (piece.storage() != p.home) {
     const Tensor there(Meta::contiguous(piece.shape(), piece.dtype(), p.device),
                        room.part(2 * param));
@@ -133,25 +134,31 @@ bool State::stale(const Group& g) const {
 
 void State::gather(Group& g) {
   bool unfit = grad_enabled() && !g.recorded;  // a forward that was not recorded gathered it
+  unfit |= pinned_ && in_eight_bits(g);
   if (g.gathered && (unfit || stale(g))) keep_written(g), let_go(g);
   if (g.gathered) return;
   Scoped<bool> may_be_recorded_later(context().inference, false);
+  if (!pinned_) update_scales();
   g.recorded = grad_enabled();
+  g.gathered_bytes = 0;
   size_t group = size_t(&g - groups_.data());
   const Room* room = room_to_gather(group);
   const TogetherScope together;
   for (size_t i = 0; i < g.params.size(); ++i) gather(group, i, room);
   g.gathered = true;
-  memory_.gathered += g.whole_bytes;
+  memory_.gathered += g.gathered_bytes;
   memory_.gathered_peak = std::max(memory_.gathered_peak, memory_.gathered);
   if (pinned_) put_into_slots(g, &Param::full);
 }
 
 void State::let_go(Group& g) {
   if (!g.gathered) return;
-  for (Param& p : g.params) p.full = {}, p.values = {};
+  for (Param& p : g.params) {
+    p.full = {}, p.values = {};
+    if (p.eight) p.eight->values = {};
+  }
   g.gathered = false;
-  memory_.gathered -= g.whole_bytes;
+  memory_.gathered -= std::exchange(g.gathered_bytes, 0);
 }
 
 void State::release(Group& g) {
@@ -161,8 +168,14 @@ void State::release(Group& g) {
 }
 
 void State::put_into_slots(Group& g, Tensor Param::*which) {
-  for (Param& p : g.params)
+  for (Param& p : g.params) {
     for (Tensor* slot : p.slots) *slot = p.*which;
+    if (!p.eight) continue;
+    const EightBits& e = *p.eight;
+    const bool gathered = which == &Param::full && e.values.defined();
+    gathered ? e.weight->stand_in(p.full, e.values, e.scale, e.amax)
+             : e.weight->stand_in({}, {}, {}, {});
+  }
 }
 
 // Gathers the group before or after `group` in the order of the last forward.
@@ -176,22 +189,31 @@ void State::prefetch(size_t group, int direction) {
   if (direction > 0 || neighbour.backward_comes) gather(neighbour);
 }
 
-Ref<Storage> State::rebuild(size_t group, size_t param, const Storage* values, uint32_t version) {
+Ref<Storage> State::rebuild(size_t group, size_t param, const Used& used) {
   const Param& p = groups_[group].params[param];
-  TESSERA_CHECK(is_at(p.sharded, values, version),
+  TESSERA_CHECK(is_at(p.sharded, used.values.get(), used.version),
                 "fully_shard: {} was overwritten after it was saved for backward; run backward "
                 "before the update",
                 p.name);
+  TESSERA_CHECK(!used.in_eight_bits || p.eight->weight->version() == used.history,
+                "fully_shard: the scale of {} moved on after it was saved for backward; call "
+                "update_fp8_scales() after backward",
+                p.name);
   gather(groups_[group]);
   prefetch(group, -1);
-  return local_of(p.full).storage();
+  // Between forward and backward unshard() or reshard() may have changed how it is gathered.
+  if (used.in_eight_bits == p.gathered_in_eight_bits())
+    return local_of(used.in_eight_bits ? p.eight->values : p.full).storage();
+  if (used.in_eight_bits)
+    return local_of(p.eight->weight->quantised(p.full.detach(), p.eight->scale)).storage();
+  return to_local(redistribute(to_gather(p), p.whole)).storage();
 }
 
 // ---- writes into whole weights: load_state after unshard(), init, a rule that scales weights.
 // Every rank must write the same; each keeps its piece.
 
 bool State::was_written(const Param& p) const {
-  if (!p.full.defined()) return false;
+  if (!p.full.defined() || p.gathered_in_eight_bits()) return false;
   const Ref<Storage>& whole = local_of(p.full).storage();
   return whole != p.values && whole->version() != p.full_version;
 }
@@ -236,7 +258,8 @@ void State::before_forward(size_t group, Inputs in) {
   check_unchanged(g);
   if (g.is_root) {
     order_.clear();
-    time_.count();                // of forwards without a backward
+    time_.count();  // of forwards without a backward
+    scales_are_due_ |= context().records;
     for (Group& other : groups_)  // groups that an interrupted backward has left gathered
       if (!other.is_root && options_.reshard_after_forward) release(other);
   }
@@ -279,6 +302,7 @@ void State::forward_failed(size_t group) {
   if (pinned_) return;
   put_into_slots(groups_[group], &Param::sharded);
   let_go(groups_[group]);
+  if (groups_[group].is_root) forget_recorded_scales();
 }
 
 void State::after_forward(size_t group, Tensor& out) {
@@ -297,6 +321,7 @@ void State::after_forward(size_t group, Tensor& out) {
   last_order_ = order_;
   for (Group& other : groups_)  // groups prefetched in vain because the order changed
     if (!other.is_root && (options_.reshard_after_forward || !grad_enabled())) release(other);
+  if (!g.backward_comes) forget_recorded_scales();
 }
 
 void State::check_model(const char* what) const {

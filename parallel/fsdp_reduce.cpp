@@ -196,6 +196,7 @@ void State::backward_finished() {
     for (Param& p : g.params) p.delivered = false;
   }
   while (!on_their_way_.empty()) finish_oldest_reduction();
+  forget_recorded_scales();
   time_.count();
   delivered_ = false;
 }
@@ -209,6 +210,7 @@ void State::backward_abandoned(const std::string& why) {
     if (!pinned_) let_go(g);
     g.arrived = 0;
   }
+  forget_recorded_scales();
   time_.forget();
   delivered_ = false;
 }
@@ -229,6 +231,7 @@ Tensor State::converted(int slot, Tensor grad) {
 void State::grad_finished(const std::string& failure) {
   if (!failure.empty()) abort("fully_shard: a backward failed: " + failure);
   for (Group& g : groups_) release(g);
+  forget_recorded_scales();
 }
 
 }  // namespace tessera::parallel::fsdp

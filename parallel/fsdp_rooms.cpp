@@ -52,6 +52,7 @@ std::vector<size_t> State::parts_of(const Group& g, bool gathered) const {
   for (const Param& p : g.params) {
     DType dtype = p.leaf.dtype();
     if (!gathered) dtype = options_.precision.reduce.value_or(dtype);
+    if (gathered && p.eight) dtype = kF8E4M3;
     const bool used = p.even && (gathered || p.trainable());
     const size_t whole = used ? size_t(numel(local_of(p.leaf).shape())) * size_of(dtype) : 0;
     sizes.push_back(whole / size_t(process_group().size())), sizes.push_back(whole);

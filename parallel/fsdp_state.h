@@ -13,12 +13,24 @@
 
 #include "collectives/process_group.h"
 #include "core/autograd/graph.h"
+#include "core/nn/fp8.h"
 #include "core/tensor/device_runtime.h"
 #include "parallel/communication_time.h"
 #include "parallel/fsdp.h"
 #include "parallel/fsdp_rooms.h"
 
 namespace tessera::parallel::fsdp {
+
+/// What belongs to a weight that is gathered in eight bits.
+struct EightBits {
+  std::shared_ptr<nn::Fp8Weight> weight;
+  Tensor amax, scale;  // of the whole weight
+  // Of what these were computed: this rank's piece and its version, and that of the scale's
+  // history.
+  Ref<Storage> piece;
+  uint32_t version = 0, history = 0;
+  Tensor values;  // the whole weight in E4M3 while the group is gathered
+};
 
 struct Param {
   std::string name;
@@ -36,6 +48,7 @@ struct Param {
   Layout rest_layout;
   Tensor leaf;                             // has shape and history of the whole weight
   Tensor full;                             // the whole weight while the group is gathered
+  std::optional<EightBits> eight;          // then `full` has no values, but for unshard()
   Ref<Storage> values;                     // of `sharded` when it was gathered
   uint32_t version = 0, full_version = 0;  // of `values` and of `full` at that time
   Tensor gradient;             // whole gradient of this backward, or accumulated while sync is off
@@ -45,6 +58,7 @@ struct Param {
   bool delivered = false;      // this backward has delivered its gradient
 
   bool trainable() const { return grad_meta(leaf) != nullptr; }
+  bool gathered_in_eight_bits() const { return eight && eight->values.defined(); }
 };
 
 struct Group {
@@ -57,6 +71,7 @@ struct Group {
   // Parameters that get gradients; those that got one in this backward.
   size_t trainable = 0, arrived = 0;
   int64_t whole_bytes = 0;
+  int64_t gathered_bytes = 0;  // while it is gathered
 };
 
 class State final : public Fsdp, public GradSink, public std::enable_shared_from_this<State> {
@@ -82,8 +97,16 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   Tensor converted(int slot, Tensor grad) override;
   void grad_finished(const std::string& failure) override;
 
+  /// What a forward used of a weight: this rank's piece of the whole one, and whether that was
+  /// gathered in eight bits, then by a scale of which version.
+  struct Used {
+    Ref<Storage> values;
+    uint32_t version = 0;
+    bool in_eight_bits = false;
+    uint32_t history = 0;
+  };
   /// Returns the whole weight for backward, gathering it again if needed.
-  Ref<Storage> rebuild(size_t group, size_t param, const Storage* values, uint32_t version);
+  Ref<Storage> rebuild(size_t group, size_t param, const Used& used);
   /// Says that backward has left the module of `group`.
   void left(size_t group) { release(groups_[group]); }
 
@@ -106,7 +129,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void check_model(const char* what) const;
   void gather(Group& g);
   void gather(size_t group, size_t param, const Room* room);
-  Tensor gathered_in(const Room& room, const Param& p, size_t param);
+  Tensor gathered_in(const Room& room, const Param& p, size_t param, Tensor piece);
   Room* room_to_gather(size_t group);
   Tensor to_gather(const Param& p) const;
   bool stale(const Group& g) const;
@@ -117,6 +140,17 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void keep_written(Group& g);
   void put_into_slots(Group& g, Tensor Param::*which);
   void prefetch(size_t group, int direction);
+
+  // fsdp_fp8.cpp
+  void find_eight_bits(Param& p, std::span<const nn::Slot> slots) const;
+  bool scales_are_known(const Param& p) const;
+  void update_scales();
+  void forget_recorded_scales();
+  /// This rank's piece in eight bits.
+  Tensor quantised(const Param& p) const;
+  /// What is in the slot while the weight is gathered in eight bits.
+  Tensor stand_in(const Param& p) const;
+  static bool in_eight_bits(const Group& g);
 
   // fsdp_reduce.cpp: gradients
   void complete(Group& g);
@@ -164,7 +198,9 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   size_t reductions_ = 0;  // of groups that are not the model's own
   TrackedSetting sync_{true};
   bool pinned_ = false;
-  bool delivered_ = false;  // this backward has delivered a whole gradient
+  bool delivered_ = false;        // this backward has delivered a whole gradient
+  bool scales_are_due_ = false;   // whatever versions say
+  bool scales_recorded_ = false;  // they are values of a recorded step
 };
 
 /// The bytes of `t`, or of this rank's piece where it is sharded.

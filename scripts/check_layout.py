@@ -112,6 +112,7 @@ NOT_LIMITS = {
     "compile/passes/kernel_name.cpp": "kMaxOps",
     "compile/passes/recompute.cpp": "kMostNodes",
     "core/backend/cpu/batch_norm.cpp": "kPieceElements",
+    "core/backend/cpu/kernels/random.cpp": "kLongs kVectors",  # tests/core/tensor/philox_test.cpp has parts of each
     "core/backend/cuda/refusals.cpp": "kMostWords",  # tests/cuda/refusals_test.cpp has more
     "core/backend/cpu/conv/conv.cpp": "kMost",
     "core/backend/cpu/conv/dot_rows.cpp": "kMostPointers",
@@ -160,6 +161,7 @@ NOT_LIMITS = {
     "core/backend/cuda/cudnn/plans.cpp": "kMostPlans",
     "core/backend/cuda/library.cpp": "kOldestDriver",
     "core/backend/cuda/memory_ledger.cpp": "kShownHolders",
+    "core/backend/cuda/ops/contract.cpp": "kEightBitMultiple",  # tests/cuda/scaled_matmul_test.cpp has both sides
     # tests/cuda/products_test.cpp has batches on both sides of kMostCalls, and rows that GELU may keep and may not.
     "core/backend/cuda/ops/products.cpp": "kPack kMostCalls kMostProducts kMostSuggestions kAuxMultiple kAuxAlignment",
     "core/backend/cuda/product_choice.cpp": "kTimedRuns",

@@ -21,12 +21,10 @@ namespace {
 
 constexpr int64_t kGrain = 16384;  // elements worth a thread
 
-struct AddEmbeddingGradAttributes {
-  int64_t rows = 0, padding_idx = -1;  // those of the gradient that joins
-  static void fields(auto& a, auto& f) { f("rows", a.rows), f.any("padding_idx", a.padding_idx); }
-};
-// Operands: the sum so far [V, D], cotangents [.., D], ids [..]. Result: [V, D].
-class AddEmbeddingGrad final : public PrimitiveOf<AddEmbeddingGrad, AddEmbeddingGradAttributes> {
+// Operands: the sum so far [V, D], cotangents [.., D], ids [..]. Result: [V, D]. The attributes are
+// those of the gradient that joins, of a table that is not split. Cards have a kernel for it
+// (core/backend/cuda/ops/indexing.cpp).
+class AddEmbeddingGrad final : public PrimitiveOf<AddEmbeddingGrad, EmbeddingAttributes> {
  public:
   static inline const OpInfo kOp{"add_embedding_grad", {OpKind::kOther, Precision::kAsGiven, 3}};
   using PrimitiveOf::PrimitiveOf;
@@ -59,7 +57,7 @@ struct Lookups {
   std::vector<int64_t> next;    // by position: the row's next position; kNone after its last
 };
 
-Lookups lookups(const AddEmbeddingGradAttributes& a, const Tensor& ids) {
+Lookups lookups(const EmbeddingAttributes& a, const Tensor& ids) {
   const int64_t count = ids.numel();
   std::vector<int64_t> last(size_t(a.rows), kNone);
   Lookups found{.firsts = {}, .next = std::vector<int64_t>(size_t(count), kNone)};
@@ -123,7 +121,7 @@ class Accumulator {
           n.in = {ValueId(n.in[1 - sparse]), ValueId(g_.nodes[size_t(e)].in[0]),
                   ValueId(g_.nodes[size_t(e)].in[1])};
           const auto& grad = attributes_of<EmbeddingAttributes>(*g_.nodes[size_t(e)].prim);
-          n.prim = PrimRef(new AddEmbeddingGrad({grad.rows, grad.padding_idx}));
+          n.prim = add_embedding_grad_op(grad.rows, grad.padding_idx);
           g_.nodes[size_t(e)].prim = {};
           break;
         }
@@ -144,9 +142,14 @@ class Accumulator {
       return kNoNode;
     const Meta &a = g_[dense].meta, &sum = g_[add.out[0]].meta, &g = g_[n.in[0]].meta;
     bool fits = a.shape == sum.shape && g_[id].meta.shape == sum.shape && g.shape != sum.shape &&
-                is_contiguous(sum.shape, sum.strides) && a.device.is_cpu() &&
+                is_contiguous(sum.shape, sum.strides) && has_kernel(a.device.kind) &&
                 (a.dtype == kF32 || a.dtype == kF64) && g_[dense].buffer != kNoBuffer;
     return fits && operands_unchanged(g_, n, e, at) ? e : kNoNode;
+  }
+
+  static bool has_kernel(DeviceKind device) {
+    return device == DeviceKind::kCPU ||
+           bool(kernel_table().find(device, AddEmbeddingGrad::kOp.id));
   }
 
   Graph& g_;

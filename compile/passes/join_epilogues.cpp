@@ -4,7 +4,8 @@
 //   with it would read it from memory);
 // - in backward the derivative of that GELU, and the gradient of the bias, which is a sum of rows;
 // - the gradient of a bias beside that of its weight, where the sum would be a kernel of its own;
-// - the addition of a weight's gradient to one that is there already, and its cast to f32.
+// - the addition of a weight's gradient to one that is there already, and its cast to f32. Where
+//   the weight is a table too, whose rows were looked up, those are added after that.
 // GELU is joined in 16 bits alone: how many digits the library's tanh has in f32 is not documented.
 // Invariant: only the place of a rounding changes, and the order of sums.
 #include <algorithm>
@@ -20,10 +21,6 @@ namespace tessera::compiler {
 namespace {
 
 constexpr int64_t kAuxMultiple = 8;  // rows of what GELU keeps are a multiple of so many elements
-
-bool is(const Node& n, std::string_view op) {
-  return n.prim && n.prim->name() == op && n.into.empty();
-}
 
 class EpilogueJoiner {
  public:
@@ -130,32 +127,66 @@ class EpilogueJoiner {
   // The sum takes the place of the product, before which its other term is there; but one that goes
   // into memory (a bucket of gradients) stays, and the product moves.
   void join_add(int32_t k) {
-    for (size_t i : {size_t(0), size_t(1)})
-      if (join_add(k, g_.nodes[size_t(k)].in[i], g_.nodes[size_t(k)].in[1 - i])) return;
+    for (size_t i : {size_t(0), size_t(1)}) {
+      const ValueId gradient = g_.nodes[size_t(k)].in[i], term = g_.nodes[size_t(k)].in[1 - i];
+      if (join_add(k, gradient, term) || join_tied(k, gradient, term)) return;
+    }
+  }
+  // The gradient of a tied table, a product to which rows were added (compile/passes/
+  // accumulate.cpp), is added to `term`: the product adds instead, and then the rows are added.
+  bool join_tied(int32_t k, ValueId gradient, ValueId term) {
+    const int32_t at = uses_.producer[size_t(gradient)];
+    Node& add = g_.nodes[size_t(k)];
+    if (!maker(gradient, "add_embedding_grad") || !is_read_once(gradient) || !add.into.empty() ||
+        !same_layout(meta(add.out[0]), meta(gradient)))
+      return false;
+    Node rows = g_.nodes[size_t(at)];
+    const ValueId dense = rows.in[0], sum = add.out[0];
+    const int32_t product = adder(dense, term);
+    if (product == kNoNode || !is_read_once(dense) || !same_layout(meta(dense), meta(term)) ||
+        uses_.producer[size_t(term)] >= product || !operands_unchanged(g_, rows, at, k))
+      return false;
+    Node joined = adding(product, dense, term);
+    joined.out = {dense};
+    g_.nodes[size_t(product)] = std::move(joined);
+    g_.nodes[size_t(at)].prim = {};
+    rows.out = {sum};
+    add = std::move(rows);
+    return true;
   }
   bool join_add(int32_t k, ValueId gradient, ValueId term) {
     Node& add = g_.nodes[size_t(k)];
     const bool effect = !add.into.empty();
-    const ValueId product = before_cast(gradient);
-    const int32_t at = gradient_at(product);
-    const Meta &sum = meta(add.out[0]), &t = meta(term);
-    if (at == kNoNode || term == gradient || !same_layout(sum, t) ||
-        t.device != meta(product).device || t.dtype != meta(gradient).dtype ||
-        t.shape != meta(product).shape || !is_contiguous(t.shape, t.strides) ||
-        g_[term].buffer == kNoBuffer)
-      return false;
-    Node& from = g_.nodes[size_t(at)];
-    if (effect ? !operands_unchanged(g_, from, at, k)
+    const int32_t at = adder(gradient, term);
+    if (at == kNoNode || !same_layout(meta(add.out[0]), meta(term))) return false;
+    if (effect ? !operands_unchanged(g_, g_.nodes[size_t(at)], at, k)
                : uses_.producer[size_t(term)] >= at || is_read_by_what_fuses(add.out[0], k))
       return false;
+    const Node from = adding(at, gradient, term);
     Node joined = effect ? add : from;
-    joined.prim = contract_add_op(attributes_of<ContractAttributes>(*from.prim));
-    joined.in = {ValueId(from.in[0]), ValueId(from.in[1]), term};
-    joined.out = add.out;
-    if (product != gradient) g_.nodes[size_t(uses_.producer[size_t(gradient)])].prim = {};
-    add.prim = from.prim = {};
+    joined.prim = from.prim, joined.in = from.in, joined.out = add.out;
+    add.prim = g_.nodes[size_t(at)].prim = {};
     g_.nodes[size_t(effect ? k : at)] = std::move(joined);
     return true;
+  }
+  /// The product behind `gradient`, or behind the cast that makes it, if it may add `term`; kNoNode
+  /// where there is none.
+  int32_t adder(ValueId gradient, ValueId term) {
+    const ValueId product = before_cast(gradient);
+    const Meta& t = meta(term);
+    const bool fits = term != gradient && t.device == meta(product).device &&
+                      t.dtype == meta(gradient).dtype && t.shape == meta(product).shape &&
+                      is_contiguous(t.shape, t.strides) && g_[term].buffer != kNoBuffer;
+    return fits ? gradient_at(product) : kNoNode;
+  }
+  /// The node that is the product at `at` and adds `term`; a cast behind it is left out.
+  Node adding(int32_t at, ValueId gradient, ValueId term) {
+    const Node& from = g_.nodes[size_t(at)];
+    Node joined = from;
+    joined.prim = contract_add_op(attributes_of<ContractAttributes>(*from.prim));
+    joined.in = {ValueId(from.in[0]), ValueId(from.in[1]), term};
+    if (from.out[0] != gradient) g_.nodes[size_t(uses_.producer[size_t(gradient)])].prim = {};
+    return joined;
   }
 
   // A cast that is alone is left out: the product is in f32 at once.

@@ -69,7 +69,8 @@ bool grad_enabled();
 /// A function with a derivative of its own. `forward` runs unrecorded and calls save() on each
 /// tensor that `vjp` reads. The vjp is written in ordinary ops, so it can be differentiated again
 /// through saved inputs. It returns a gradient per input (undefined: zero) of the input's shape; a
-/// gradient that the input's shape broadcasts to is summed, one of another float dtype is cast.
+/// gradient that the input's shape broadcasts to is summed, one of another float dtype is cast. It
+/// may leave out those of inputs that are not wanted().
 class CustomFunction : public RefCounted {
  public:
   virtual std::string_view name() const = 0;
@@ -78,10 +79,14 @@ class CustomFunction : public RefCounted {
 
  protected:
   void save(const Tensor& t) { saved_.push_back(t); }
+  /// Whether input `i` requires a gradient, in forward and in vjp. Gradients of others are dropped.
+  bool wanted(size_t i) const { return i >= 64 || (wanted_ >> i & 1); }
 
  private:
+  friend struct AppliedFunction;
   friend Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in);
   std::vector<Tensor> saved_;
+  uint64_t wanted_ = 0;  // a bit per input of the call whose forward or vjp runs
 };
 /// Runs `f` and records its derivative.
 Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in);

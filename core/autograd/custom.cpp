@@ -137,17 +137,27 @@ class Announced {
   const CustomFunction& f_;
 };
 
+}  // namespace
+
 // One call of a function.
-struct Applied {
+struct AppliedFunction {
   Ref<CustomFunction> f;
   std::vector<SavedTensor> saved;
   std::vector<int> output;  // which result a saved tensor is; -1: none of them
   Tensors in;               // operands, kept where results were saved, whose history is this call's
   Tensors differentiated;   // shapes of the inputs that need a gradient; others are undefined
   size_t results;
+
+  void tell_wanted() const {
+    f->wanted_ = 0;
+    for (size_t i = 0; i < differentiated.size() && i < 64; ++i)
+      f->wanted_ |= uint64_t(differentiated[i].defined()) << i;
+  }
 };
 
-Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
+namespace {
+
+Tensors vjp_of(const std::shared_ptr<const AppliedFunction>& call, Cotangents cot) {
   Tensors values, again;
   SmallVector<size_t, 4> position;
   for (size_t i = 0; i < call->saved.size(); ++i) {
@@ -167,6 +177,7 @@ Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
   }
   Tensors grads = [&] {
     const Announced vjp(*call->f);
+    call->tell_wanted();
     return call->f->vjp(values, cot);
   }();
   TESSERA_CHECK(grads.size() == call->differentiated.size(),
@@ -182,6 +193,10 @@ Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
 
 Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
   const bool record = recorded(in);
+  auto call = std::make_shared<AppliedFunction>(AppliedFunction{f, {}, {}, {}, {}, 0});
+  for (const Tensor& t : in)
+    call->differentiated.push_back(record && recorded({&t, 1}) ? without_values(t) : Tensor());
+  call->tell_wanted();
   Tensors out;
   {
     NoGrad off;
@@ -190,9 +205,7 @@ Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
     out = f->forward(in);
   }
   if (!record) return out;
-  auto call = std::make_shared<Applied>(Applied{f, {}, {}, {}, {}, out.size()});
-  for (const Tensor& t : in)
-    call->differentiated.push_back(recorded({&t, 1}) ? without_values(t) : Tensor());
+  call->results = out.size();
   for (const Tensor& t : f->saved_) {
     auto same = std::ranges::find(out, t.impl(), [](const Tensor& o) { return o.impl(); });
     call->saved.push_back(SavedTensor::input(t));

@@ -69,11 +69,10 @@ Tensor rebuilt(const Tensor& t, Recipe& recipe) {
   return sharding->with_local(t.meta(), Tensor(local.meta(), recipe.rebuild(), local.offset()));
 }
 
-// Stands for values that were overwritten: reading them throws, but a vjp that does not read them
-// works (the gradient of y * 2.0 needs no y).
-class Overwritten final : public Event {
+// Stands for values that are not there: reading them throws.
+class Unreadable final : public Event {
  public:
-  explicit Overwritten(std::string why) : why_(std::move(why)) {}
+  explicit Unreadable(std::string why) : why_(std::move(why)) {}
   bool done() const override { return false; }
   void wait() override { throw UserError(why_); }
 
@@ -81,9 +80,8 @@ class Overwritten final : public Event {
   const std::string why_;
 };
 
-// `t` without its values; reading them runs `why`, which throws.
-Tensor unreadable(const Tensor& t, const Ref<Event>& why) {
-  if (const Wrapped* w = wrapped(t)) return wrapper(w->with(unreadable(w->inner, why)));
+Tensor unreadable_for(const Tensor& t, const Ref<Event>& why) {
+  if (const Wrapped* w = wrapped(t)) return wrapper(w->with(unreadable_for(w->inner, why)));
   auto without = [&](const Tensor& local) {
     const size_t bytes = size_t(local.offset() + reach_of(local.shape(), local.strides()));
     return Tensor(local.meta(),
@@ -102,6 +100,10 @@ void share_history(const Tensor& to, const Tensor& from) {
 }
 
 }  // namespace
+
+Tensor unreadable(const Tensor& t, std::string why) {
+  return unreadable_for(t, make_ref<Unreadable>(std::move(why)));
+}
 
 SavedTensor SavedTensor::input(const Tensor& t) {
   TESSERA_CHECK(!t.impl()->inference,
@@ -155,11 +157,10 @@ Tensor SavedTensor::unpack(std::string_view op, const char* what, size_t index,
     t = rebuilt(tensor_, *recipe_);
     share_history(t, tensor_);
   } else if (t.defined() && overwritten()) [[unlikely]] {
-    t = unreadable(tensor_,
-                   make_ref<Overwritten>(fmt::format(
-                       "{}: {} {} ({}) was overwritten after it was saved for backward; copy "
-                       "it before writing",
-                       op, what, index, describe(t))));
+    // A vjp that does not read them works (the gradient of y * 2.0 needs no y).
+    t = unreadable(tensor_, fmt::format("{}: {} {} ({}) was overwritten after it was saved for "
+                                        "backward; copy it before writing",
+                                        op, what, index, describe(t)));
     share_history(t, tensor_);
   }
   // Only a backward that is itself recorded needs the history.

@@ -93,6 +93,9 @@ void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output);
 /// op would have given them; does nothing where no input requires grad.
 void give_history(const PrimRef& prim, std::span<const Tensor> in, std::span<const Tensor> out);
 
+/// `t` without history and values; reading the latter throws UserError with the text `why`.
+Tensor unreadable(const Tensor& t, std::string why);
+
 class GradNode : public RefCounted {
  public:
   GradNode();

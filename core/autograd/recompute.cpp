@@ -167,13 +167,12 @@ class FirstRun final : public RegionBackend, public Observer {
     const size_t k = begin(prim, in);
     region_.ops()[k].assigns = true;
     for (const Tensor& d : dst)
-      if (auto it = made_by_.find(storage_of(d)); it != made_by_.end())
-        region_.ops()[k].producers.push_back(int(it->second));
+      if (const int by = maker_of(storage_of(d)); by >= 0) region_.ops()[k].producers.push_back(by);
     assign_outside(dst, prim, in);
     for (size_t i = 0; i < dst.size(); ++i) {
       Storage* s = storage_of(dst[i]);
-      if (auto it = made_by_.find(s); it != made_by_.end()) {
-        it->second = k;
+      if (maker_of(s) >= 0) {
+        made_by_[s] = k;
         mark(dst[i], k, i, false);
       } else if (s == region_.random_state()) {
         region_.ops()[k].draws = true;
@@ -190,13 +189,24 @@ class FirstRun final : public RegionBackend, public Observer {
     for (const Tensor& t : in) {
       Storage* s = storage_of(t);
       if (!s) continue;
-      if (auto it = made_by_.find(s); it != made_by_.end())
-        op.producers.push_back(int(it->second)), op.stale |= region_.ops()[it->second].stale;
+      if (const int by = maker_of(s); by >= 0)
+        op.producers.push_back(by), op.stale |= region_.ops()[size_t(by)].stale;
       else if (!s->recipe() && s != region_.random_state())
         op.outside.emplace_back(Ref<Storage>(s), s->version());
     }
     region_.ops().push_back(std::move(op));
     return region_.ops().size() - 1;
+  }
+  // The op that made `s`; -1 where none did. A storage that no op made (a number's) may have the
+  // address of one that is gone: it has no recipe, while what ops made has one of this region, or
+  // of one inside of it, unless it is kept.
+  int maker_of(const Storage* s) const {
+    const auto it = made_by_.find(s);
+    if (it == made_by_.end()) return -1;
+    const Op& op = region_.ops()[it->second];
+    const bool made = op.kept || op.metas.size() > kMostResults ||
+                      dynamic_cast<const ValueRecipe*>(s->recipe().get());
+    return made ? int(it->second) : -1;
   }
   void mark(const Tensor& t, size_t k, size_t j, bool kept) {
     if (kept || j >= kMostResults) return t.storage()->set_recipe({});

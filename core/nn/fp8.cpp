@@ -32,30 +32,45 @@ struct Quantized {
   Tensor values, scale;
 };
 
+// The least power of two that is not less than x, from 2^-126 on, and x where that is not finite.
+// log2 may be off by a digit, so the power may be one too many or too few; powers are exact.
+Tensor next_power_of_two(const Tensor& x) {
+  const Tensor near = exp2(ceil(log2(x))), up = where(lt(near, x), near * 2.0, near),
+               down = up * 0.5;
+  return where(ge(down, x), down, up);
+}
+
 // How the tensors of one layer are scaled; the buffers are of delayed scaling.
 struct Scaling {
   Tensor amax = {}, history = {};
-  bool records = false;
+  bool powers_of_two = false, records = false;
 
   Quantized quantized(const Tensor& t, DType to, Scaled which) const {
     Scoped<Communication> of_one_number(context().communication, Communication::kAlways);
     const Tensor own = t.numel() ? cast(tessera::amax(abs(t)), kF32)
                                  : full({}, 0.0, {.dtype = kF32, .device = t.device()});
-    const auto scale_of = [&](const Tensor& most) {
-      return clamp_min(most / largest(to), kLeastScale);
-    };
-    if (!history.defined()) {
-      const Tensor scale = scale_of(own);
-      return {rounded(t, scale, to), scale};
+    const Tensor scale = scale_of(own, to, which);
+    return {rounded(t, scale, to), noted(scale, own, which)};
+  }
+  // The scale of a tensor whose largest magnitude is `own` now.
+  Tensor scale_of(const Tensor& own, DType to, Scaled which) const {
+    Tensor most = own;
+    if (history.defined()) {
+      const Tensor seen = tessera::amax(select(history, 0, which));
+      most = where(gt(seen, 0.0), seen, own);
     }
-    const Tensor seen = tessera::amax(select(history, 0, which));
-    const Tensor scale = scale_of(where(gt(seen, 0.0), seen, own));
+    const Tensor scale = clamp_min(most / largest(to), kLeastScale);
+    return powers_of_two ? next_power_of_two(scale) : scale;
+  }
+  // Notes `own` where there is a history, and returns what results are multiplied by: infinities,
+  // which are clamped there, and NaNs show in it.
+  Tensor noted(const Tensor& scale, const Tensor& own, Scaled which) const {
+    if (!history.defined()) return scale;
     if (records) {
       const Tensor place = select(amax, 0, which);
       assign_(place, maximum(place, own));
     }
-    // Infinities, which are clamped too, and NaNs show in the scale.
-    return {rounded(t, scale, to), scale + own * 0.0};
+    return scale + own * 0.0;
   }
   Tensor rounded(const Tensor& t, const Tensor& scale, DType to) const {
     const Tensor x = cast(t, kF32) / scale;
@@ -63,18 +78,29 @@ struct Scaling {
   }
 };
 
+// A weight that was quantised elsewhere, and the tensor that stands for it.
+struct StandIn {
+  Tensor weight = {}, values = {}, scale = {}, amax = {};
+};
+
 // x [M, K] and w [N, K] -> y [M, N].
 class Fp8Function final : public CustomFunction {
  public:
-  Fp8Function(Scaling scaling, DType out) : scaling_(std::move(scaling)), out_(out) {}
+  Fp8Function(Scaling scaling, const StandIn* quantised, DType out)
+      : scaling_(std::move(scaling)), quantised_(quantised), out_(out) {}
   std::string_view name() const override { return "fp8_linear"; }
 
   Tensors forward(std::span<const Tensor> in) override {
     x_ = in[0].dtype(), w_ = in[1].dtype();
-    const Quantized x = scaling_.quantized(in[0], kF8E4M3, kX),
-                    w = scaling_.quantized(in[1], kF8E4M3, kW);
+    const Quantized x = scaling_.quantized(in[0], kF8E4M3, kX);
+    const StandIn* there = std::exchange(quantised_, nullptr);
+    const Quantized w =
+        there ? Quantized{there->values, scaling_.noted(there->scale, there->amax, kW)}
+              : scaling_.quantized(in[1], kF8E4M3, kW);
     // The weight is quantised again in backward, so that a gathered one need not be kept.
-    for (const Tensor& t : {x.values, x.scale, in[1], w.scale}) save(t);
+    w_is_quantised_ = there;
+    if (wanted(0)) save(there ? w.values : in[1]), save(w.scale);
+    if (wanted(1)) save(x.values), save(x.scale);
     return {scaled_matmul(x.values, w.values, x.scale, w.scale, out_)};
   }
 
@@ -82,23 +108,33 @@ class Fp8Function final : public CustomFunction {
     TESSERA_CHECK_AS(NotDifferentiable, !grad_enabled(),
                      "fp8_linear has no second derivative; leave layers that need one as they are "
                      "(Fp8Options::skip)");
-    const Tensor &x = saved[0], &x_scale = saved[1], &w_scale = saved[3];
-    const Tensor w = scaling_.rounded(saved[2], w_scale, kF8E4M3);
     const Quantized dy = scaling_.quantized(cot[0], kF8E5M2, kGrad);
     const auto transposed = [](const Tensor& t) { return permute(t, {1, 0}); };
-    return {scaled_matmul(dy.values, transposed(w), dy.scale, w_scale, x_),
-            scaled_matmul(transposed(dy.values), transposed(x), dy.scale, x_scale, w_)};
+    Tensor dx, dw;
+    if (wanted(0)) {
+      const Tensor& w_scale = saved[1];
+      const Tensor w = w_is_quantised_ ? saved[0] : scaling_.rounded(saved[0], w_scale, kF8E4M3);
+      dx = scaled_matmul(dy.values, transposed(w), dy.scale, w_scale, x_);
+    }
+    if (wanted(1)) {
+      const Tensor &x = saved[saved.size() - 2], &x_scale = saved[saved.size() - 1];
+      dw = scaled_matmul(transposed(dy.values), transposed(x), dy.scale, x_scale, w_);
+    }
+    return {dx, dw};
   }
 
  private:
   const Scaling scaling_;
+  const StandIn* quantised_;  // of the call of forward
   const DType out_;
   DType x_ = kF32, w_ = kF32;
+  bool w_is_quantised_ = false;
 };
 
-class Fp8Product final : public LinearProduct {
+class Fp8Product final : public LinearProduct, public Fp8Weight {
  public:
   Fp8Product(Linear& layer, const Fp8Options& options) : options_(options) {
+    buffers_.powers_of_two = options.power_of_two_scales;
     if (options.recipe == Fp8Recipe::kCurrent) return;
     const TensorOptions like{.dtype = kF32, .device = layer.weight.device()};
     layer.register_buffer(kAmax, buffers_.amax, zeros({kScaled}, like), /*persistent=*/false);
@@ -119,8 +155,10 @@ class Fp8Product final : public LinearProduct {
     const DType out = autocast_on() ? context().autocast : x.dtype();
     Shape shape = x.shape();
     shape[shape.size() - 1] = weight.size(0);
-    Tensor y = apply_function(Ref<CustomFunction>(new Fp8Function(scaling, out)),
-                              {reshape(x, {x.numel() / width, width}), weight})[0];
+    const bool stands = stand_in_.weight.defined() && weight.impl() == stand_in_.weight.impl();
+    Tensor y = apply_function(
+        Ref<CustomFunction>(new Fp8Function(scaling, stands ? &stand_in_ : nullptr, out)),
+        {reshape(x, {x.numel() / width, width}), weight})[0];
     if (bias.defined()) {
       Tensor sum[] = {std::move(y), bias};
       autocast_operands(Precision::kLow, sum);
@@ -140,13 +178,34 @@ class Fp8Product final : public LinearProduct {
     zeros_(buffers_.amax);
   }
   std::string describe() const override {
-    return options_.recipe == Fp8Recipe::kCurrent ? "fp8=current" : "fp8=delayed";
+    std::string text = options_.recipe == Fp8Recipe::kCurrent ? "fp8=current" : "fp8=delayed";
+    if (options_.power_of_two_scales) text += ", scales=powers of two";
+    if (options_.gather_in_eight_bits) text += ", gathered in eight bits";
+    return text;
   }
   const Tensor& amax() const { return buffers_.amax; }
+  const Fp8Options& options() const { return options_; }
+
+  // Fp8Weight
+  Tensor scale_of(const Tensor& amax) const override {
+    return local_of(buffers_.scale_of(amax, kF8E4M3, kW));
+  }
+  uint32_t version() const override {
+    const Tensor& history = buffers_.history;
+    return history.defined() ? local_of(history).storage()->version() : 0;
+  }
+  Tensor quantised(const Tensor& piece, const Tensor& scale) const override {
+    return buffers_.rounded(piece, scale, kF8E4M3);
+  }
+  void stand_in(const Tensor& weight, const Tensor& values, const Tensor& scale,
+                const Tensor& amax) override {
+    stand_in_ = {weight, values, scale, amax};
+  }
 
  private:
   const Fp8Options options_;
   Scaling buffers_;
+  StandIn stand_in_;
 };
 
 std::vector<std::pair<std::string, Linear*>> linears(Module& model) {
@@ -216,6 +275,11 @@ void update_fp8_scales(Module& model, const std::function<Tensor(const Tensor&)>
 
 void reset_fp8_scales(Module& model) {
   for (const auto& p : delayed_products(model)) p->reset();
+}
+
+std::shared_ptr<Fp8Weight> fp8_weight_to_gather(const Linear& layer) {
+  auto product = std::dynamic_pointer_cast<Fp8Product>(layer.product());
+  return product && product->options().gather_in_eight_bits ? product : nullptr;
 }
 
 bool is_fp8_history(std::string_view name) { return names(kHistory, std::string(name)); }

@@ -12,18 +12,26 @@
 //   current scaling:  s(t) = max(amax |t| / m, 2^-126)
 //   delayed scaling:  the same of the largest amax |t| of the last `history` steps. Values beyond
 //                     are clamped. Without a step yet, current scaling.
+//   powers of two:    2^ceil(log2 s(t)) in place of s(t), as torchao's round_scales_to_power_of_2
+//                     rounds 1 / s(t) down. Dividing and multiplying by it rounds nothing, so what
+//                     E4M3 or E5M2 holds after scaling is kept as it is; up to half of the
+//                     format's range is left unused.
 //
 // Invariant: where t has an infinity or a NaN, every result is NaN; the history leaves such steps
 // out. Tensors over a mesh are scaled as a whole; where they are cut, that costs an all-reduce of
-// one number. Under ddp and fully_shard each rank scales its own activations.
+// one number. Under ddp and fully_shard each rank scales its own activations. A gradient that no
+// input or weight requires is not computed, nor is what it needs kept for backward.
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/nn/module.h"
 
 namespace tessera::nn {
+
+class Linear;
 
 enum class Fp8Recipe : uint8_t { kCurrent, kDelayed };
 
@@ -32,6 +40,8 @@ struct Fp8Options {
   int64_t history = 16;                // steps that delayed scaling looks back
   std::vector<std::string> skip = {};  // layers that stay: paths, or their last parts ("lm_head")
   bool skip_unfit = false;  // so do those with a width that is no multiple of 16; else an error
+  bool power_of_two_scales = false;
+  bool gather_in_eight_bits = false;  // fully_shard moves q(w) in place of w: Fp8Weight below
 };
 
 /// What convert_to_fp8 did: paths of layers.
@@ -43,8 +53,8 @@ struct Fp8Layers {
 /// them the buffers fp8_amax_history [3, history], of x, w and dy, which is part of state(), and
 /// fp8_amax [3], of this step; so call it before an optimizer, a wrapper or a checkpoint sees the
 /// model, and update_fp8_scales() after each step. Throws UserError for a width that is no multiple
-/// of 16 (cards multiply no others), for a name in `skip` that no layer has, and where a layer is
-/// in eight bits already.
+/// of 16 (cards multiply no others without copies), for a name in `skip` that no layer has, and
+/// where a layer is in eight bits already.
 Fp8Layers convert_to_fp8(Module& model, const Fp8Options& options = {});
 
 /// Moves the histories of delayed scaling on by one step; without them does nothing.
@@ -57,5 +67,26 @@ void update_fp8_scales(Module& model,
 void reset_fp8_scales(Module& model);
 /// True for the name of such a history in state(). Files of weights lack them.
 bool is_fp8_history(std::string_view name);
+
+/// The weight w of a layer in eight bits, for a wrapper whose ranks have pieces of it
+/// (Fp8Options::gather_in_eight_bits): they agree on amax |w|, each quantises its piece, and the
+/// layer multiplies by what they exchange, which has the bits of q(w).
+class Fp8Weight {
+ public:
+  virtual ~Fp8Weight() = default;
+  /// s(w) [], f32, from amax |w| [], f32, in which a NaN counts as an infinity.
+  virtual Tensor scale_of(const Tensor& amax) const = 0;
+  /// Counts what changes scale_of(): the steps of a history.
+  virtual uint32_t version() const = 0;
+  /// q(piece) of a piece of w, in E4M3.
+  virtual Tensor quantised(const Tensor& piece, const Tensor& scale) const = 0;
+  /// Lets `weight`, of which nothing but its shape, dtype and history is read, stand for the weight
+  /// whose q(w), s(w) and amax |w| these are, when it is in the layer's slot. An undefined `weight`
+  /// ends that.
+  virtual void stand_in(const Tensor& weight, const Tensor& values, const Tensor& scale,
+                        const Tensor& amax) = 0;
+};
+/// Null where the weight is to be moved as it is.
+std::shared_ptr<Fp8Weight> fp8_weight_to_gather(const Linear& layer);
 
 }  // namespace tessera::nn

@@ -10,9 +10,11 @@ namespace tessera {
 /// f8e5m2, not both the latter (no card multiplies two of these); scales [] and bias
 /// [N] are floats, and `out` is f32, bf16 or f16. Sums and what follows them are computed in f32.
 ///
-/// On cards from capability 8.9 on, cuBLASLt computes it where K and N are multiples of 16; else
-/// the operands are widened to bf16, which holds their values, and our own kernels multiply them.
-/// CPUs multiply in f32. It has no derivative: backward through it throws NotDifferentiable.
+/// On cards from capability 8.9 on, cuBLASLt computes it. It takes K and N that are multiples of
+/// 16; where they are not, operands are copied with zeros behind them, and the result where N is
+/// not. On older cards the operands are widened to bf16, which holds their values, and our own
+/// kernels multiply them. CPUs multiply in f32. It has no derivative: backward through it throws
+/// NotDifferentiable.
 Tensor scaled_matmul(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
                      DType out, const Tensor& bias = {});
 

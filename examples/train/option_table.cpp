@@ -151,6 +151,11 @@ std::span<const OptionRow> option_table() {
       row("fp8", &Options::fp8, kNumbers,
           "linear layers multiply in eight bits, scaled by the largest value of each tensor "
           "(current) or of the last 16 steps (delayed); faster on cards from capability 8.9 on"),
+      row("fp8-powers-of-two", &Options::fp8_powers_of_two, kNumbers,
+          "with --fp8: scales are powers of two, which round nothing themselves"),
+      row("fp8-gather", &Options::fp8_gather, kTogether,
+          "with --fp8 and fsdp, hsdp, fsdp+tp or hsdp+tp: weights of such layers are gathered in "
+          "eight bits; the numbers stay the same"),
       row("recompute", &Options::recompute, kTogether,
           "activations of blocks that backward computes again instead of keeping them: none, block "
           "(all) or selective (all but results of products and attention)"),

@@ -142,6 +142,14 @@ void check_values(const Options& o) {
                 o.precision);
   TESSERA_CHECK(o.fp8 == "none" || o.fp8 == "current" || o.fp8 == "delayed",
                 "train: unknown --fp8 {}; expected none, current or delayed", o.fp8);
+  TESSERA_CHECK(o.fp8 != "none" || !o.fp8_powers_of_two,
+                "train: --fp8-powers-of-two is of --fp8, which is not given; add it");
+  TESSERA_CHECK(
+      !o.fp8_gather || (o.fp8 != "none" && shards_fully(o) && !o.offload),
+      "train: --fp8-gather with --fp8 {} and --strategy {}{}: it gathers the weights of "
+      "--fp8 current or delayed where fsdp, hsdp, fsdp+tp or hsdp+tp shards them on their "
+      "device; leave it out, or change these",
+      o.fp8, o.strategy, o.offload ? " --offload" : "");
   TESSERA_CHECK(!o.exact_contraction || o.fp8 == "none",
                 "train: --exact-contraction shares the sums of f32 products; --fp8 {} would round "
                 "their factors. Leave one of them out",

@@ -41,6 +41,8 @@ struct Options {
   std::string compile_mode = "default";  // as compiler::parse_compile_mode
   std::string precision = "fp32";        // of products and attention: fp32, tf32, bf16 or fp16
   std::string fp8 = "none";  // scaling of linear layers in eight bits: none, current or delayed
+  bool fp8_powers_of_two = false;  // its scales are powers of two
+  bool fp8_gather = false;  // fully sharded weights of such layers are gathered in eight bits
   std::string recompute = "none";  // activations computed again in backward: none, block, selective
   uint64_t seed = 1337;
   bool deterministic = false, exact_contraction = false, compile = false;

@@ -143,7 +143,9 @@ std::string use_fp8(nn::Module& model, const Options& o) {
   if (o.fp8 == "none") return {};
   const nn::Fp8Layers done = nn::convert_to_fp8(
       model, {.recipe = o.fp8 == "delayed" ? nn::Fp8Recipe::kDelayed : nn::Fp8Recipe::kCurrent,
-              .skip_unfit = true});
+              .skip_unfit = true,
+              .power_of_two_scales = o.fp8_powers_of_two,
+              .gather_in_eight_bits = o.fp8_gather});
   std::string left;
   for (const std::string& path : done.left) left += (left.empty() ? "" : ", ") + path;
   return fmt::format("fp8: {} of {} linear layers multiply in eight bits, {} scaling{}",

@@ -131,6 +131,65 @@ TEST_F(EpiloguesOnCard, GradientsAreAddedByTheirProducts) {
   EXPECT_EQ(count(g, "contract_add") + count(g, "contract_wide"), 0);
 }
 
+// A table whose rows are looked up and that is the head too, as GPT-2's. Rows that were looked up
+// are added to the product, which adds to the gradients of the micro-batches before.
+TEST_F(EpiloguesOnCard, GradientsOfATiedTable) {
+  std::vector<Tensor> in{drawn({8, 16}, 1, kF32), drawn({8, 16}, 2, kF32)};
+  for (int64_t k = 0; k < 3; ++k)
+    in.push_back(from_values<int64_t>({2, 6, 2, 0, 6, 2, k}, {7}).to(card_));
+  const auto train = [&](std::optional<DType> dtype, bool has_gradient, int batches) {
+    const Tensor table = in[0].detach().requires_grad_();
+    if (has_gradient) table.set_grad(in[1]);
+    for (int k = 0; k < batches; ++k) {
+      std::optional<Autocast> cast;
+      if (dtype) cast.emplace(*dtype);
+      linear(embedding(in[size_t(2 + k)], table), table).to(kF32).square().sum().backward();
+    }
+    return Tensors{table.grad()};
+  };
+  for (std::optional<DType> t : {std::optional<DType>(), {kBF16}, {kF16}})
+    for (bool has_gradient : {false, true})
+      for (int batches : {1, 3}) {
+        const double bound = !t ? 1e-5 : *t == kF16 ? 2e-3 : 1.6e-2;
+        const Graph g = joined(
+            in, [&] { return train(t, has_gradient, batches); }, bound);
+        EXPECT_EQ(count(g, "add_embedding_grad"), batches) << to_string(g);
+        EXPECT_EQ(count(g, "embedding_grad"), 0) << to_string(g);
+        EXPECT_EQ(count(g, "contract_add"), batches - !has_gradient) << to_string(g);
+        // That of what was looked up, and of the first micro-batch that of the table.
+        EXPECT_EQ(count(g, "contract_wide"), t ? batches + !has_gradient : 0) << to_string(g);
+      }
+  const DeterministicScope deterministic;
+  const Graph g = joined(in, [&] { return train(kBF16, true, 2); });
+  EXPECT_EQ(count(g, "contract_add") + count(g, "add_embedding_grad"), 0);
+}
+
+// The rows have the bits of a sum of the table and its gradient.
+TEST_F(EpiloguesOnCard, RowsAreAddedToTheBit) {
+  for (DType t : {kF32, kF64})
+    for (int64_t width : {37, 64})
+      for (int64_t padding_idx : {-1, 2}) {
+        std::vector<int64_t> ids;
+        for (int64_t i = 0; i < 200; ++i) ids.push_back(i * i % 7);  // never 3, 5 and 6
+        const std::vector<Tensor> in{
+            drawn({7, width}, 1, t), from_values<int64_t>(ids, {4, 50}).to(card_),
+            (exp(drawn({4, 50, width}, 2, kF32) * 6.0) * drawn({4, 50, width}, 3, kF32)).to(t)};
+        const auto f = [&] {
+          const Tensor table = in[0].detach().requires_grad_();
+          const Tensor root[] = {embedding(in[1], table, padding_idx)};
+          return Tensors{in[0] + grad(root, {{table}}, {{in[2]}})[0]};
+        };
+        const Tensor want = f()[0];
+        Trace trace({.inputs = in});
+        Graph g = trace.finish(f());
+        run_passes(g);
+        EXPECT_EQ(count(g, "add_embedding_grad"), 1) << to_string(g);
+        const Tensor before = in[0].clone();
+        test::expect_same_bits(interpret(g, in)[0], want, "a sum");
+        test::expect_same_bits(in[0], before, "what was added to");
+      }
+}
+
 // What would be joined is read elsewhere, is overwritten in between, or is made too late.
 TEST_F(EpiloguesOnCard, NotWhereAnotherReadsTheProductOrItsOperandsChange) {
   const std::vector<Tensor> in{drawn({6, 16}, 1), drawn({16, 24}, 2), drawn({6, 24}, 3)};
@@ -276,7 +335,7 @@ void expect_close(const Trained& a, const Trained& b, double bound) {
 }
 
 // GELU, its gradient, the sum of the gradients of attention's bias, and casts of the gradients of
-// three more weights.
+// four more weights, one of them the embedding's.
 TEST_F(EpiloguesOnCard, OfAStepOfTrainingInMixedPrecision) {
   const Trained a = train(card_, "epilogues", kBF16, 1), b = train(card_, "", kBF16, 1);
   expect_close(a, b, 2e-2);
@@ -285,19 +344,19 @@ TEST_F(EpiloguesOnCard, OfAStepOfTrainingInMixedPrecision) {
   EXPECT_EQ(b.last.gelu, 1);
   EXPECT_EQ(b.last.gelu_grad, 1);
   EXPECT_EQ(b.last.sums, 1);
-  EXPECT_EQ(b.last.all, a.last.all - 6) << "each of them was a kernel";
+  EXPECT_EQ(b.last.all, a.last.all - 7) << "each of them was a kernel";
 }
-// Three micro-batches, with four weights each.
+// Three micro-batches, with five weights each, one of them the embedding's.
 TEST_F(EpiloguesOnCard, OfAStepWithMicroBatches) {
   const Trained a = train(card_, "epilogues", {}, 3), b = train(card_, "", {}, 3);
   expect_close(a, b, 2e-5);
   if (a.last.all < 0) return;
   EXPECT_EQ(a.last.added, 0);
-  EXPECT_EQ(b.last.added, 2 * 4);
+  EXPECT_EQ(b.last.added, 2 * 5);
   EXPECT_EQ(b.last.sums, 1);
-  EXPECT_EQ(b.last.all, a.last.all - 4 - 1) << "a kernel added three gradients of each weight";
+  EXPECT_EQ(b.last.all, a.last.all - 5 - 1) << "a kernel added three gradients of each weight";
 }
-// Gradients lie in buckets, to which products add.
+// Gradients lie in buckets, to which products add, but not the embedding's: its rows are added too.
 TEST_F(EpiloguesOnCard, OfAStepWithBuckets) {
   run_ranks(1, [&](ProcessGroup&) {
     const Trained a = train(card_, "epilogues", {}, 3, true), b = train(card_, "", {}, 3, true);

@@ -2,6 +2,8 @@
 // generated kernel each, which has the bits of the ops run one by one, on the CPU and on a card.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "compile/compile.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
@@ -48,8 +50,45 @@ void compare(Device device) {
 
 TEST(Float8, CompiledConversionsOnTheCPU) { compare(kCPU); }
 
+// Every code of both formats, NaNs with each mantissa among them, and every number of 16 bits. What
+// the ops run one by one give is compared with the formats' formulas in
+// core/tensor/float8_test.cpp.
+void compare_all_codes(Device device) {
+  const auto all = [&](DType t, auto code) {
+    Tensor x = empty({int64_t(std::numeric_limits<decltype(code)>::max()) + 1}, t);
+    for (int64_t i = 0; i < x.numel(); ++i)
+      static_cast<decltype(code)*>(x.raw())[i] = decltype(code)(i);
+    return x.to(device);
+  };
+  const auto same = [&](const Tensor& x, DType to) {
+    SCOPED_TRACE(std::string(name_of(x.dtype())) + " " + std::string(name_of(to)));
+    // The first has nothing else in its kernel, the second computes with what it has read.
+    const auto alone = [&](const Tensor& t) { return t.to(to); };
+    const auto among = [&](const Tensor& t) {
+      return (is_storage_only(t.dtype()) ? abs(t.to(to)) : abs(t).to(to)).to(kF32);
+    };
+    auto f = compile(alone);
+    auto g = compile(among);
+    for (int k = 0; k < 3; ++k) {
+      expect_same_bits(f(x), alone(x), "alone");
+      expect_same_bits(g(x), among(x), "among others");
+    }
+    EXPECT_NE(g.graph_report().find("kernels        1,"), std::string::npos) << g.graph_report();
+  };
+  for (DType t : {kF8E4M3, kF8E5M2}) {
+    for (DType to : {kF32, kF64, kBF16, kF16}) same(all(t, uint8_t()), to);
+    for (DType from : {kBF16, kF16}) {
+      same(all(from, uint16_t()), t);
+      same(all(from, uint16_t()).to(kF32), t);
+    }
+  }
+}
+
+TEST(Float8, EveryCodeInCompiledFunctionsOnTheCPU) { compare_all_codes(kCPU); }
+
 using Float8OnCard = OnCard;
 TEST_F(Float8OnCard, CompiledConversions) { compare(card_); }
+TEST_F(Float8OnCard, EveryCodeInCompiledFunctions) { compare_all_codes(card_); }
 
 TEST(Float8, CompiledOpsRefuseItByName) {
   auto f = compile([](const Tensor& x) { return x.to(kF8E4M3) + 1.0; });

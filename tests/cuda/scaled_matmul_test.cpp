@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "core/autograd/autograd.h"
 #include "core/backend/cuda/cublaslt.h"
 #include "core/backend/cuda/ops/products.h"
+#include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -50,18 +52,17 @@ class CudaScaledMatmul : public OnCard {
         if (t.defined()) t = t.to(device_of(0));
     return scaled_matmul(in[0], in[1], in[2], in[3], p.out, in[4]).cpu();
   }
-  /// Compares with the CPU; `name` is the library's work, which is launched once, or null.
+  /// Compares with the CPU; `name` is the library's work, which is launched once.
   void expect(const Product& p, const char* name) {
     SCOPED_TRACE(fmt::format("{} {} to {}, {} x {} x {}{}", name_of(p.a), name_of(p.b),
                              name_of(p.out), p.m, p.n, p.k, p.bias ? " and a bias" : ""));
-    const char* counted = name ? name : p.bias ? "cublasLt BIAS F8" : "cublasLt DEFAULT F8";
     const Tensor want = run(p, false);
     const double bound = p.out == kF32 ? 1e-5 : p.out == kF16 ? 2e-3 : 1.6e-2;
     sweep::expect_close(run(p, true), want, bound, "first use");  // which may time algorithms
-    const int64_t before = runs_of(counted);
+    const int64_t before = runs_of(name);
     sweep::expect_close(run(p, true), want, bound, "library");
     if (before >= 0) {
-      EXPECT_EQ(runs_of(counted), before + (name ? 1 : 0));
+      EXPECT_EQ(runs_of(name), before + 1);
     }
     const OwnProducts own;
     sweep::expect_close(run(p, true), want, bound, "own kernels");
@@ -81,9 +82,40 @@ TEST_F(CudaScaledMatmul, OfTransposedOperandsAndFewRows) {
   expect({.transposed = true}, "cublasLt DEFAULT F8");
   expect({.m = 1}, "cublasLt DEFAULT F8");
 }
-TEST_F(CudaScaledMatmul, OfOtherWidthsByOurOwnKernels) {
-  expect({.k = 40}, nullptr);
-  expect({.n = 20, .bias = true}, nullptr);
+// Sums and widths that are no multiples of 16 get zeros behind them.
+TEST_F(CudaScaledMatmul, OfOtherWidths) {
+  for (bool transposed : {false, true}) {
+    expect({.k = 40, .transposed = transposed}, "cublasLt DEFAULT F8");
+    expect({.k = 7, .bias = true, .transposed = transposed}, "cublasLt BIAS F8");
+    expect({.n = 20, .bias = true, .transposed = transposed}, "cublasLt DEFAULT F8");
+    expect({.a = kF8E5M2, .out = kF32, .m = 5, .n = 33, .k = 17, .transposed = transposed},
+           "cublasLt DEFAULT F8");
+  }
+}
+
+// The gradient of a weight is a sum over tokens.
+TEST_F(CudaScaledMatmul, OfALayerWithAnyNumberOfTokens) {
+  for (int64_t tokens : {1, 7, 32}) {
+    SCOPED_TRACE(tokens);
+    const auto gradients = [&](Device device) {
+      auto layer = nn::linear({.in = 32, .out = 48, .bias = false});
+      layer->init(1);
+      layer->to(device);
+      nn::convert_to_fp8(*layer);
+      Tensor x = drawn({tokens, 32}, 1).to(device);
+      x.requires_grad_();
+      backward((*layer)(x), drawn({tokens, 48}, 2).to(device));
+      return Tensors{x.grad().cpu(), layer->weight.grad().cpu()};
+    };
+    const Tensors want = gradients(kCPU);
+    gradients(device_of(0));  // which may time algorithms
+    const int64_t before = runs_of("cublasLt DEFAULT F8");
+    const Tensors got = gradients(device_of(0));
+    if (before >= 0) {
+      EXPECT_EQ(runs_of("cublasLt DEFAULT F8"), before + 3);
+    }
+    for (int i = 0; i < 2; ++i) sweep::expect_close(got[i], want[i], 1e-5, "a gradient");
+  }
 }
 
 }  // namespace

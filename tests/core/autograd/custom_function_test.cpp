@@ -1,5 +1,8 @@
 // Functions with a derivative of their own keep it under every transform, in every nesting.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "core/autograd/autograd.h"
 #include "core/autograd/transforms.h"
@@ -73,6 +76,45 @@ TEST(CustomFunctions, KeepTheirDerivativeUnderEveryTransform) {
   };
   expect_close(grad(batch)(x, y), ones({3, 2}, {.dtype = kF64}));
   expect_close(grad<1>(batch)(x, y), full({2}, 6.0, {.dtype = kF64}));
+}
+
+// The product of two tensors, which notes which gradients are asked for.
+class Noted final : public CustomFunction {
+ public:
+  explicit Noted(std::vector<std::string>& notes) : notes_(notes) {}
+  std::string_view name() const override { return "noted"; }
+  Tensors forward(std::span<const Tensor> in) override {
+    note("forward");
+    save(in[0]), save(in[1]);
+    return {in[0] * in[1]};
+  }
+  Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) override {
+    note("vjp");
+    return {wanted(0) ? cot[0] * saved[1] : Tensor(), wanted(1) ? cot[0] * saved[0] : Tensor()};
+  }
+
+ private:
+  void note(const char* what) {
+    notes_.push_back(fmt::format("{} {}{}", what, int(wanted(0)), int(wanted(1))));
+  }
+  std::vector<std::string>& notes_;
+};
+
+TEST(CustomFunctions, KnowWhichGradientsAreWanted) {
+  std::vector<std::string> notes;
+  const Ref<CustomFunction> f(new Noted(notes));
+  Tensor a = tensor({2.0}).requires_grad_(), b = tensor({3.0}).requires_grad_(), c = tensor({5.0});
+  const Tensor ac = apply_function(f, {a, c})[0], cb = apply_function(f, {c, b})[0],
+               ab = apply_function(f, {a, b})[0], cc = apply_function(f, {c, c})[0];
+  backward(ac + cb + ab + cc);  // each call knows its own
+  std::ranges::sort(notes);
+  EXPECT_EQ(notes, (std::vector<std::string>{"forward 00", "forward 01", "forward 10", "forward 11",
+                                             "vjp 01", "vjp 10", "vjp 11"}));
+  EXPECT_EQ(a.grad().item<double>(), 8);
+  EXPECT_EQ(b.grad().item<double>(), 7);
+  notes.clear();
+  grad([&](const Tensor& x) { return sum(apply_function(f, {c, x})[0]); })(b.detach());
+  EXPECT_EQ(notes, (std::vector<std::string>{"forward 01", "vjp 01"}));
 }
 
 TEST(CustomFunctions, AreDifferentiatedByTheirVjpAtEveryLevel) {

@@ -206,6 +206,28 @@ TEST(Recompute, ValuesThatTheFunctionReads) {
   }
 }
 
+// Temporaries that are gone leave their places to others, numbers among them.
+TEST(Recompute, NumbersAreNotTakenForWhatIsGone) {
+  Tensor most = zeros({1});
+  auto f = [&](const Tensor& x) {
+    Tensor y = x;
+    for (int k = 0; k < 8; ++k) {
+      {
+        NoGrad off;
+        assign_(most, maximum(most, amax(abs(y), {0}, true)));
+      }
+      y = tanh(y * (1.0 + 0.1 * k));
+    }
+    return sum(exp(y));
+  };
+  Tensor a = rand({5}).requires_grad_(), b = a.detach().requires_grad_();
+  recompute(f, a).backward();
+  const Tensor once = clone(most);
+  f(b).backward();
+  expect_same(a.grad(), b.grad(), "gradient");
+  expect_same(most, once, "written once");
+}
+
 TEST(Recompute, Refusals) {
   Tensor w = ones({3}).requires_grad_(), x = ones({3}).requires_grad_();
   Tensor y = recompute([&](const Tensor& x) { return exp(x * w); }, x);

@@ -14,7 +14,9 @@
 #include "core/ops/create.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
+#include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "tests/support/counted_ops.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::nn {
@@ -160,6 +162,90 @@ TEST(Fp8, DelayedScalesAreThoseOfTheStepsBefore) {
   EXPECT_GT(item(state[1].tensor[2][0]), 0) << "gradients have a history";
   layer->init(1);
   EXPECT_EQ(largest(layer->state()[1].tensor), 0);
+}
+
+TEST(Fp8, PowersOfTwoAreTheNextOnesOfTheScales) {
+  auto layer = linear(16, 16);
+  convert_to_fp8(*layer, {.power_of_two_scales = true, .gather_in_eight_bits = true});
+  const auto weight = fp8_weight_to_gather(*layer);
+  ASSERT_TRUE(weight);
+  std::vector<float> most{0, 1e-40f, 0x1p-126f, 3e38f, 0x1.fffffep127f};
+  for (int k = -130; k < 119; ++k)
+    for (double x : {448.0, 447.0, 449.0, 300.0, 500.0})
+      for (double nudge : {-0x1p-23, 0.0, 0x1p-23})
+        most.push_back(float(std::ldexp(x * (1 + nudge), k)));
+  const Tensor all = from_values<float>(most, {int64_t(most.size())});
+  const Tensor scales = weight->scale_of(all);
+  for (size_t i = 0; i < most.size(); ++i) {
+    const float s = scales.values<float>()[i], exact = most[i] / 448.0f;
+    int exponent;
+    ASSERT_EQ(std::frexp(s, &exponent), 0.5f) << most[i] << " " << s;
+    ASSERT_GE(s, exact) << most[i];
+    ASSERT_TRUE(s == 0x1p-126f || s / 2 < exact) << most[i] << " " << s;
+  }
+  for (float x : {INFINITY, NAN})
+    EXPECT_FALSE(std::isfinite(item(weight->scale_of(full({}, double(x), {kF32}))))) << x;
+}
+
+// Whole numbers up to 5 are among those of E4M3, and up to 4 among those of E5M2; 5 / 448 is no
+// power of two.
+TEST(Fp8, PowersOfTwoRoundNothing) {
+  const auto whole = [](const Shape& s, int64_t key, double most) {
+    return round(clamp(drawn(s, key) * 3.0, -most, most)) * 0x1p-7;
+  };
+  for (Fp8Recipe recipe : {Fp8Recipe::kCurrent, Fp8Recipe::kDelayed}) {
+    auto plain = linear({.in = 64, .out = 32, .bias = false}),
+         exact = linear({.in = 64, .out = 32, .bias = false}),
+         rounded = linear({.in = 64, .out = 32, .bias = false});
+    const Tensor w = whole({32, 64}, 1, 5), dy = whole({24, 32}, 3, 4);
+    convert_to_fp8(*exact, {.recipe = recipe, .power_of_two_scales = true});
+    convert_to_fp8(*rounded, {.recipe = recipe});
+    std::vector<Step> steps;
+    for (const LinearPtr& layer : {plain, exact, rounded}) {
+      NoGrad off;
+      assign_(layer->weight, w);
+    }
+    for (int step = 0; step < 2; ++step)  // with a history and without
+      for (const LinearPtr& layer : {plain, exact, rounded}) {
+        layer->zero_grad();
+        Tensor x = whole({24, 64}, 2, 5);
+        x.requires_grad_();
+        const Tensor y = (*layer)(x);
+        backward(y, dy);
+        steps.push_back({y.detach(), x.grad(), layer->weight.grad(), {}});
+        update_fp8_scales(*layer);
+      }
+    for (size_t i = 0; i < steps.size(); i += 3) {
+      const Step &want = steps[i], &got = steps[i + 1], &other = steps[i + 2];
+      EXPECT_TRUE(equal(got.y, want.y) && equal(got.dx, want.dx) && equal(got.dw, want.dw));
+      EXPECT_FALSE(equal(other.y, want.y) || equal(other.dx, want.dx) || equal(other.dw, want.dw));
+    }
+  }
+}
+
+TEST(Fp8, GradientsThatNobodyReadsCostNoProduct) {
+  for (const auto& [input, weight, products] :
+       {std::tuple{true, true, 3}, {true, false, 2}, {false, true, 2}, {false, false, 1}}) {
+    auto layer = linear(32, 16);
+    convert_to_fp8(*layer);
+    layer->weight.requires_grad_(weight);
+    Tensor x = drawn({8, 32}, 1);
+    x.requires_grad_(input);
+    auto whole = linear(32, 16);
+    convert_to_fp8(*whole);
+    for (const char* name : {"weight", "bias"}) {
+      NoGrad off;
+      assign_(whole->slot(name), layer->slot(name));
+    }
+    const Step want = step_of(*whole, x.detach(), ones({8, 16}));
+    test::CountedOps counted;
+    backward((*layer)(x), ones({8, 16}));  // of the bias, too
+    EXPECT_EQ(counted.of("scaled_matmul"), products) << input << weight;
+    ASSERT_EQ(x.grad().defined(), input);
+    ASSERT_EQ(layer->weight.grad().defined(), weight);
+    EXPECT_TRUE(!input || equal(x.grad(), want.dx));
+    EXPECT_TRUE(!weight || equal(layer->weight.grad(), want.dw));
+  }
 }
 
 TEST(Fp8, ThereIsNoSecondDerivative) {

@@ -54,15 +54,22 @@ TESSERA_FN void join_segments(const SegmentCall& c) {
   const In* from =
       static_cast<const In*>(c.in) + (long(o) * c.n.divisor * c.inner.divisor + i) * kWidth;
   Compute<In> total[kWidth] = {};
+  Pack<Out, kWidth> there{};
   if (!c.fresh) {
-    const Pack<Out, kWidth> there = load<kWidth>(to);
+    there = load<kWidth>(to);
 #pragma unroll
-    for (int l = 0; l < kWidth; ++l) total[l] = widen(there.of[l]);
+    for (int l = 0; l < kWidth; ++l)
+      if (!c.apart) total[l] = widen(there.of[l]);
   }
   join_segment<Op>(total, c, from, j, key);
   Pack<Out, kWidth> sums;
 #pragma unroll
   for (int l = 0; l < kWidth; ++l) sums.of[l] = Narrow<Out>::from(total[l]);
+  if (c.apart) {
+#pragma unroll
+    for (int l = 0; l < kWidth; ++l)
+      sums.of[l] = Narrow<Out>::from(widen(there.of[l]) + widen(sums.of[l]));
+  }
   store<Out, kWidth>(to, sums);
 }
 

@@ -2,6 +2,7 @@
 // other are merged, and what remains is a batch of products of strided matrices. Operands are
 // copied only where several summed letters cannot be walked as one. cuBLASLt computes it where it
 // is found and can (products.h), else our own kernels do.
+#include "core/backend/cuda/copy.h"
 #include "core/backend/cuda/kernels/matmul.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
@@ -234,10 +235,36 @@ void run_add(const Primitive& prim, std::span<const Tensor> in, std::span<const 
   compute("add", {product, in[2]}, out[0], stream);
 }
 
-// Operands a [M, K] and b [N, K] of eight bits, the scale of each, and maybe a bias [N]. Where the
-// library does not multiply them, they are widened to bf16, which holds their values.
+// Operands a [M, K] and b [N, K] of eight bits, the scale of each, and maybe a bias [N]. The
+// library multiplies where K and N are multiples of 16: zeros make them so. K is the number of
+// tokens in the product that is a weight's gradient, whose operands are turned, so copied, anyway.
+// Where it does not multiply them, they are widened to bf16, which holds their values.
+constexpr int64_t kEightBitMultiple = 16;
+
+int64_t rounded_up(int64_t n) {
+  return (n + kEightBitMultiple - 1) / kEightBitMultiple * kEightBitMultiple;
+}
+
+// `t`, dense and with zeros behind its rows and columns.
+Tensor padded(const Tensor& t, int64_t rows, int64_t columns, const Stream& stream) {
+  const bool fits = t.size(0) == rows && t.size(1) == columns;
+  if (fits && t.is_contiguous()) return t;
+  const Tensor whole = empty({rows, columns}, t.dtype(), t.device());
+  if (!fits) fill(whole.device_data(), 0, 1, size_t(rows * columns), stream);
+  convert(t, Tensor({t.shape(), {columns, 1}, t.dtype(), t.device()}, whole.storage()), stream);
+  return whole;
+}
+// The first `columns` columns of `t`, or its first rows.
+Tensor first_columns(const Tensor& t, int64_t columns) {
+  return Tensor({{t.size(0), columns}, t.strides(), t.dtype(), t.device()}, t.storage(),
+                t.offset());
+}
+Tensor first_rows(const Tensor& t, int64_t rows) {
+  return Tensor({{rows, t.size(1)}, t.strides(), t.dtype(), t.device()}, t.storage(), t.offset());
+}
+
 void plan_scaled(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
-  plan.all_dense = true;
+  plan.dense_in = 0b11100;  // run_scaled copies a and b, with zeros behind
 }
 void run_scaled(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
                 Workspace, const Stream& stream) {
@@ -248,22 +275,30 @@ void run_scaled(const Primitive&, std::span<const Tensor> in, std::span<const Te
     convert(t, other, stream);
     return other;
   };
-  const Tensor &a = in[0], &b = in[1], &y = out[0];
+  const Tensor& y = out[0];
+  const int64_t m = in[0].size(0), n = in[1].size(0), k = in[0].size(1);
+  const bool pads = multiplies_eight_bits(stream) && k > 0;
+  const int64_t padded_n = pads ? rounded_up(n) : n, padded_k = pads ? rounded_up(k) : k;
+  const Tensor a = padded(in[0], m, padded_k, stream),
+               b = padded(in[1], padded_n, padded_k, stream),
+               whole = padded_n == n ? y : empty({m, padded_n}, y.dtype(), y.device());
   const Tensor scale_a = in_dtype(in[2], kF32), scale_b = in_dtype(in[3], kF32),
                bias = in.size() > 4 ? in_dtype(in[4], y.dtype()) : Tensor();
-  const int64_t m = a.size(0), n = b.size(0), k = a.size(1);
   Epilogue with_bias;
-  if (bias.defined() && y.dtype() != kF32) with_bias = {Epilogue::kBias, bias.device_data()};
-  if (library_product({a.dtype(), b.dtype(), y.dtype()}, {}, m, n, k, {y.device_data(), n, 1, {}},
-                      {a.device_data(), k, 1, {}}, {b.device_data(), 1, k, {}}, stream, with_bias,
+  if (bias.defined() && y.dtype() != kF32 && padded_n == n)
+    with_bias = {Epilogue::kBias, bias.device_data()};
+  if (library_product({a.dtype(), b.dtype(), y.dtype()}, {}, m, padded_n, padded_k,
+                      {whole.device_data(), padded_n, 1, {}}, {a.device_data(), padded_k, 1, {}},
+                      {b.device_data(), 1, padded_k, {}}, stream, with_bias,
                       {scale_a.device_data(), scale_b.device_data()})) {
+    if (padded_n != n) convert(first_columns(whole, n), y, stream);
     if (bias.defined() && !with_bias) compute("add", {y, bias}, y, stream);
     return;
   }
   const Tensor sum = y.dtype() == kF32 ? y : empty(y.shape(), kF32, y.device());
   ContractAttributes rows;
   rows.parse("mk,nk->mn");
-  multiply(rows, in_dtype(a, kBF16), in_dtype(b, kBF16), sum, {}, stream);
+  multiply(rows, in_dtype(a, kBF16), in_dtype(first_rows(b, n), kBF16), sum, {}, stream);
   for (const Tensor& scale : {scale_a, scale_b}) compute("mul", {sum, scale}, sum, stream);
   if (bias.defined()) compute("add", {sum, in_dtype(bias, kF32)}, sum, stream);
   if (!sum.is_same(y)) convert(sum, y, stream);

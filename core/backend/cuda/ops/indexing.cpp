@@ -152,29 +152,44 @@ void launch_segments(std::string_view join, SegmentCall c, DType in, DType out, 
 }
 
 // Ids are sorted, and each column of a row of the table is one thread's sum over its ids, in the
-// order in which they came.
-void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+// order in which they came. `adds`: to what `out` has, one addition for a row.
+void sum_rows(const Primitive& prim, const Tensor& g, Tensor ids, const Tensor& out, bool adds,
+              const Stream& stream) {
   const auto& a = attributes_of<EmbeddingAttributes>(prim);
-  const Tensor& g = in[0];
-  fill(out[0], 0, stream);
-  const int64_t n = in[1].numel(), d = g.size(-1);
+  const int64_t n = ids.numel(), d = g.size(-1);
   if (n == 0 || d == 0) return;
-  Tensor ids = in[1];
   if (ids.dtype() != kI64) {
-    ids = empty(in[1].shape(), kI64, stream.device);
-    convert(in[1], ids, stream);
+    const Tensor wide = empty(ids.shape(), kI64, stream.device);
+    convert(ids, wide, stream);
+    ids = wide;
   }
   const Sorted by_id = sorted(ids, 1, n, 1, false, stream);
   SegmentCall c{};
   c.begin = a.begin, c.rows = a.rows, c.extent = a.extent ? a.extent : a.rows;
   const RefusalWord refused(stream, outside_table(prim, c.extent));
-  c.in = g.device_data(), c.out = out[0].device_data(), c.report = refused.data();
+  c.in = g.device_data(), c.out = out.device_data(), c.report = refused.data();
   c.keys = static_cast<const long*>(by_id.keys.device_data());
   c.order = static_cast<const int*>(by_id.places.device_data());
-  c.ignored = a.padding_idx, c.fresh = 1;
+  c.ignored = a.padding_idx, c.fresh = !adds, c.apart = adds;
   c.count = countable(n * d, "a gradient of an embedding");
-  launch_segments("sum", c, g.dtype(), out[0].dtype(), 1, n, d, stream);
+  launch_segments("sum", c, g.dtype(), out.dtype(), 1, n, d, stream);
   refused.launched();
+}
+
+void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  fill(out[0], 0, stream);
+  sum_rows(prim, in[0], in[1], out[0], false, stream);
+}
+
+// The sum so far, cotangents and ids (compile/passes/accumulate.cpp). The result may lie over the
+// first.
+void plan_add_embedding_grad(const Primitive&, In, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 7, plan.in_place = true;
+}
+void run_add_embedding_grad(const Primitive& prim, In in, Out out, Workspace,
+                            const Stream& stream) {
+  if (out[0].device_data() != in[0].device_data()) convert(in[0], out[0], stream);
+  sum_rows(prim, in[1], in[2], out[0], true, stream);
 }
 
 // Lines that are walked from end to end are worth it where they are many or short.
@@ -251,6 +266,8 @@ void register_indexing(KernelTable& table) {
   table.add(cuda, "wrap_index", {.plan = plan_dense<1>, .run = run_wrap_index});
   table.add(cuda, "embedding", {.plan = plan_dense<3>, .run = run_embedding});
   table.add(cuda, "embedding_grad", {.plan = plan_dense<3>, .run = run_embedding_grad});
+  table.add(cuda, "add_embedding_grad",
+            {.plan = plan_add_embedding_grad, .run = run_add_embedding_grad});
   table.add(cuda, "argmax", {.plan = plan_dense<1>, .run = run_extreme<true>});
   table.add(cuda, "argmin", {.plan = plan_dense<1>, .run = run_extreme<false>});
 }

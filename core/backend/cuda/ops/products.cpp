@@ -380,6 +380,11 @@ void refuse(Product& product, const Problem& p, const std::string& why) {
 OwnProducts::OwnProducts() : before_(std::exchange(own_products, true)) {}
 OwnProducts::~OwnProducts() { own_products = before_; }
 
+bool multiplies_eight_bits(const Stream& stream) {
+  const Properties& card = properties(stream.device.index);
+  return !own_products && in_use().get() && std::pair(card.major, card.minor) >= std::pair(8, 9);
+}
+
 bool library_product(const Types& types, std::span<const int64_t> batch, int64_t m, int64_t n,
                      int64_t k, const Matrices& c, const Matrices& a, const Matrices& b,
                      const Stream& stream, const Epilogue& epilogue, const Scales& scales) {

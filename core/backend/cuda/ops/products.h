@@ -53,6 +53,9 @@ struct Scales {
   const void *a = nullptr, *b = nullptr;
 };
 
+/// Whether the library is in use and the card multiplies operands of eight bits by it.
+bool multiplies_eight_bits(const Stream& stream);
+
 /// Enqueues c = a b on `stream` for every position of a batch of extents `batch`; a is [m, k] and b
 /// is [k, n]. f32 is computed as float32_matmul_precision() says. False where nothing was enqueued,
 /// or what was is to be overwritten: the library is not in use (one line of the log says why), or
