@@ -251,14 +251,17 @@ Ref<Storage> DeviceGroup::allocate(size_t bytes, Device device) {
   if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)])
     return group->allocate(bytes, device);
   if (const Ref<CardGroup> group = owner_of_memory(device)) {
-    Ref<Storage> own = group->allocate(bytes, device);
-    const Tensor all = from_values<int32_t>({bool(own)}, {1});
-    cpu().all_reduce(all, ReduceOp::kMin);  // what some ranks register is of no use
-    if (all.item<int32_t>() == 1) return own;
+    const auto on_all = [&](bool here) {
+      const Tensor all = from_values<int32_t>({here}, {1});
+      cpu().all_reduce(all, ReduceOp::kMin);
+      return all.item<int32_t>() == 1;
+    };
+    Ref<Storage> own = group->allocate(bytes, on_all);
+    if (on_all(bool(own))) return own;  // what some ranks register is of no use
     if (rank() == 0)
       logging::warn(
-          "{}: NCCL refuses to register memory of {} here or on another rank, so that collectives "
-          "copy through its buffers; NCCL_DEBUG=WARN says why",
+          "{}: NCCL has no memory on {} here or on another rank, or refuses to register it, so "
+          "that collectives copy through its buffers; NCCL_DEBUG=WARN says why",
           name(), to_string(device));
     std::lock_guard lock(mutex_);
     registers_ = false;
@@ -287,6 +290,7 @@ Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {
   if (color < 0) return nullptr;
   auto made = make_ref<DeviceGroup>(std::move(parts), publish_cause_, make_cards_);
   made->decided_ = bool(cards), made->cards_ = std::move(cards);
+  std::lock_guard lock(mutex_);
   made->registers_ = registers_;
   return made;
 }

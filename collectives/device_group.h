@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "collectives/process_group.h"
+#include "core/base/function_ref.h"
 
 namespace tessera::detail {
 
@@ -21,8 +22,13 @@ class CardGroup : public ProcessGroup {
   /// Submits messages that are put off: the host is about to wait for its peers in another way.
   virtual void submit_messages() = 0;
   /// Called where has_own_memory(), by all ranks with equal sizes, in the order of other calls.
-  /// Null where this rank cannot register memory.
-  Ref<Storage> allocate(size_t bytes, Device device) override = 0;
+  /// `on_all` returns whether its argument is true on all of them. Null where one rank has no
+  /// memory, or this one cannot register it.
+  using OnAll = FunctionRef<bool(bool here)>;
+  virtual Ref<Storage> allocate(size_t bytes, OnAll on_all) = 0;
+  Ref<Storage> allocate(size_t, Device) final {
+    throw BugError("a group of cards allocates on all ranks together");
+  }
   Ref<ProcessGroup> split(int, int, CallSite) final {
     throw BugError("a group of cards is split beside the CPU's");
   }

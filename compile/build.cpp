@@ -165,7 +165,9 @@ CompileMode parse_compile_mode(std::string_view text) {
 }
 
 Executor build(Graph graph, const CompileOptions& options, int number, std::string* unoptimised,
-               std::span<const Pass> instead) {
+               std::span<const Pass> instead, std::shared_ptr<StepRanks> ranks) {
+  const ExecutorOptions how{.tunes = options.mode == CompileMode::kMaxAutotune,
+                            .ranks = std::move(ranks)};
   const std::string skip = passes_to_skip(options);
   const std::vector<Pass> passes = all_passes(options, instead);
   check_passes(skip, passes);
@@ -183,18 +185,17 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
         "leaves the pass out until then",
         e.what(), options.name);
     if (unoptimised) *unoptimised = e.what();
-    return Executor(std::move(graph));
+    return Executor(std::move(graph), how);
   }
   dump(fused, options, number, "optimised");
-  const bool tunes = options.mode == CompileMode::kMaxAutotune;
   try {
     add_code(fused);
-    return Executor(std::move(fused), nullptr, tunes);
+    return Executor(std::move(fused), how);
   } catch (const std::exception& e) {
     logging::warn("compile: {}; {} runs without generated kernels", e.what(), options.name);
   }
   run_passes(graph, joined(skip, kMakeKernels), passes);
-  return Executor(std::move(graph), nullptr, tunes);
+  return Executor(std::move(graph), how);
 }
 
 bool SizedBuilder::add_code(Graph& graph, FunctionRef<std::vector<Graph>()> probes) {
@@ -224,16 +225,17 @@ bool SizedBuilder::add_code(Graph& graph, FunctionRef<std::vector<Graph>()> prob
 Executor SizedBuilder::build(const Graph& graph, FunctionRef<std::vector<Graph>()> probes) {
   const std::string skip = passes_to_skip(options_);
   const std::vector<Pass> passes = all_passes(options_);
+  const ExecutorOptions how{.arena = arena_, .ranks = ranks_};
   Graph fused = graph;
   run_passes(fused, skip, passes);
   try {
-    if (add_code(fused, probes)) return Executor(std::move(fused), arena_);
+    if (add_code(fused, probes)) return Executor(std::move(fused), how);
   } catch (const std::exception& e) {
     logging::warn("compile: {}; {} runs without generated kernels", e.what(), options_.name);
   }
   fused = graph;
   run_passes(fused, joined(skip, kMakeKernels), passes);
-  return Executor(std::move(fused), arena_);
+  return Executor(std::move(fused), how);
 }
 
 }  // namespace tessera::compiler

@@ -13,15 +13,18 @@ namespace tessera::compiler {
 /// and plans memory. Where code cannot be had (no compiler, a cache that cannot be written), this
 /// is logged once and the graph runs without fused ops. Where a pass throws, the graph runs as it
 /// was recorded; this is logged, and `*unoptimised` says why. `instead` replaces the passes of
-/// pipeline() unless it is empty. Throws UserError for a name in options.skip that no pass has.
+/// pipeline() unless it is empty. `ranks`: see ExecutorOptions. Throws UserError for a name in
+/// options.skip that no pass has.
 Executor build(Graph graph, const CompileOptions& options, int number = 1,
-               std::string* unoptimised = nullptr, std::span<const Pass> instead = {});
+               std::string* unoptimised = nullptr, std::span<const Pass> instead = {},
+               std::shared_ptr<StepRanks> ranks = nullptr);
 
 /// Builds graphs that differ in one size: their kernels share code, which takes sizes at run time,
 /// and their executors share an arena.
 class SizedBuilder {
  public:
-  explicit SizedBuilder(const CompileOptions& options) : options_(options) {}
+  explicit SizedBuilder(const CompileOptions& options, std::shared_ptr<StepRanks> ranks = nullptr)
+      : options_(options), ranks_(std::move(ranks)) {}
   /// `probes` returns the same graph at other sizes. It is called when code has to be compiled, so
   /// that the code serves these sizes too. After kMaxCompilations runs of the compiler, graphs run
   /// without generated kernels. Otherwise this does what the function build() does and throws what
@@ -35,6 +38,7 @@ class SizedBuilder {
   bool add_code(Graph& graph, FunctionRef<std::vector<Graph>()> probes);
 
   CompileOptions options_;
+  std::shared_ptr<StepRanks> ranks_;
   SizedKernels kernels_;
   int device_compilations_ = 0;
   std::shared_ptr<SharedArena> arena_ = make_shared_arena();

@@ -11,6 +11,7 @@
 #include "compile/record/guards.h"
 #include "compile/run/collective_order.h"
 #include "compile/run/report.h"
+#include "compile/run/step_ranks.h"
 #include "core/autograd/graph.h"
 #include "core/base/deterministic.h"
 #include "core/base/log.h"
@@ -82,8 +83,10 @@ struct StepCompiler::Impl {
   std::list<SizedCalls> dynamic_calls;
   // Describes an implicit input of the last segment that only the function holds.
   std::string host_made;
+  const std::shared_ptr<StepRanks> ranks;  // what they agree on, in all graphs
 
-  explicit Impl(CompileOptions o) : options(std::move(o)) {}
+  explicit Impl(CompileOptions o)
+      : options(std::move(o)), ranks(std::make_shared<StepRanks>(options.name)) {}
 
   StepResults call(std::span<const Tensor> given, const CallKey& given_key,
                    FunctionRef<StepResults()> body) {
@@ -230,7 +233,8 @@ struct StepCompiler::Impl {
       std::string why;
       if (auto dynamic = DynamicCall::unify(*e, call, &why)) {
         if (dynamic_calls.size() >= kMaxDynamicCalls) dynamic_calls.pop_front();
-        dynamic_calls.push_back({.dynamic = std::move(dynamic), .builder = SizedBuilder(options)});
+        dynamic_calls.push_back(
+            {.dynamic = std::move(dynamic), .builder = SizedBuilder(options, ranks)});
         return;
       }
       if (!why.empty()) return report_static(why);
@@ -317,6 +321,9 @@ struct StepCompiler::Impl {
     Segment& segment = found->second;
     if (fresh) {
       segment.graph = graph;
+      // In the first call groups may not have decided yet who moves their tensors.
+      if (report.calls > 1 && ranks->together())
+        ranks->agree(calls_on_devices(graph), {.stage = RunState::kInterpreted});
       return compiler::interpret(graph, inputs);
     }
     std::vector<Tensor> implicit;
@@ -328,7 +335,7 @@ struct StepCompiler::Impl {
     if (!segment.executor) {
       const auto begin = std::chrono::steady_clock::now();
       segment.executor = std::make_unique<Executor>(
-          build(segment.graph, options, ++report.compiled, &report.unoptimised));
+          build(segment.graph, options, ++report.compiled, &report.unoptimised, {}, ranks));
       segment.graph = {};
       report.compile_s +=
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -64,6 +64,7 @@ Changes rank_environment(const Options& o, const Placement& placement, int port,
 int print_plan(const Options& o, const Placement& placement) {
   fmt::print("store: {}:{}\n", o.host, o.port ? std::to_string(o.port) : "any free port");
   fmt::print("run: {}, up to {} restarts\n", o.run_id, o.max_restarts);
+  if (!placement.note.empty()) fmt::print("note: {}\n", placement.note);
   if (!o.log_dir.empty()) fmt::print("logs: {}/{}/attempt_0\n", o.log_dir, o.run_id);
   std::string command = o.program;
   for (size_t i = 1; i < o.command.size(); ++i) command += " " + o.command[i];
@@ -116,9 +117,7 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard, con
   sigset_t mask_before;
   int signal_fd = take_signals(&mask_before);
   Console console(o.nproc > 1);
-  if (placement.shared && o.bind != Bind::kNone)
-    console.note(fmt::format("tlaunch: {} ranks share {} {}, round-robin", o.nproc, placement.cores,
-                             placement.cores == 1 ? "core" : "cores"));
+  if (!placement.note.empty()) console.note("tlaunch: " + placement.note);
   if (o.idle_nodes > 0)
     console.note(
         fmt::format("tlaunch: this Slurm job has {} nodes, of which only this one is used: several "

@@ -95,17 +95,37 @@ std::vector<Cpus> cores_of(const Topology& machine, int node) {
   return cores;
 }
 
+std::string count_cores(size_t n) { return fmt::format("{} core{}", n, n == 1 ? "" : "s"); }
+
 /// Deals the cores of each card's node to the ranks that have a card there.
-std::vector<Place> by_card(const Topology& machine, int nproc, const std::vector<int>& node_of) {
+std::vector<Place> by_card(const Topology& machine, int nproc, const std::vector<int>& node_of,
+                           Placement& placement) {
   std::map<int, std::vector<int>> ranks_on;
   for (int r = 0; r < nproc; ++r) ranks_on[node_of[size_t(r)]].push_back(r);
   std::vector<Place> places{size_t(nproc)};
+  std::string shared;
   for (const auto& [node, ranks] : ranks_on) {
     const std::vector<Cpus> cores = cores_of(machine, node);
-    if (cores.empty()) return deal(machine.cores, nproc);
+    if (cores.empty()) {
+      placement.note = fmt::format(
+          "--bind gpu: {}, so ranks have equal shares of all {}",
+          node < 0 ? fmt::format("the machine does not say which cores are near the card of rank "
+                                 "{}",
+                                 ranks[0])
+                   : fmt::format("no core of NUMA node {}, where the card of rank {} is, may be "
+                                 "used",
+                                 node, ranks[0]),
+          count_cores(machine.cores.size()));
+      return deal(machine.cores, nproc);
+    }
     const std::vector<Place> shares = deal(cores, int(ranks.size()));
     for (size_t i = 0; i < ranks.size(); ++i) places[size_t(ranks[i])] = shares[i];
+    if (ranks.size() > cores.size())
+      shared +=
+          fmt::format("{}the {} ranks with cards at NUMA node {} share its {}",
+                      shared.empty() ? "" : ", ", ranks.size(), node, count_cores(cores.size()));
   }
+  if (!shared.empty()) placement.shared = true, placement.note = "--bind gpu: " + shared;
   return places;
 }
 
@@ -136,10 +156,14 @@ Placement place_ranks(int nproc, Bind bind, const std::vector<int>& nodes_of_car
   placement.cores = int(machine.cores.size());
   placement.shared = nproc > placement.cores;
   placement.ranks = bind == Bind::kNuma  ? by_node(machine, nproc)
-                    : bind == Bind::kGpu ? by_card(machine, nproc, nodes_of_cards)
+                    : bind == Bind::kGpu ? by_card(machine, nproc, nodes_of_cards, placement)
                                          : deal(machine.cores, nproc);
   if (bind == Bind::kNone)
     for (Place& place : placement.ranks) place.cpus.clear();
+  else if (nproc > placement.cores)
+    placement.note +=
+        fmt::format("{}{} ranks share {}, round-robin", placement.note.empty() ? "" : "; ", nproc,
+                    count_cores(size_t(placement.cores)));
   return placement;
 }
 

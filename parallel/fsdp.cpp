@@ -180,18 +180,18 @@ void State::plan(Param& p) const {
 void State::allocate_pieces() {
   ProcessGroup& group = process_group();
   size_t bytes = 0;
-  Device device;
-  for (const Group& g : groups_)
-    for (const Param& p : g.params)
-      if (p.even && !p.device.is_cpu())
-        bytes += Parts::size_of_part(local_of(p.sharded).nbytes() / size_t(group.size())),
-            device = p.device;
+  for (Group& g : groups_)
+    for (Param& p : g.params) {
+      if (p.even && card_.is_cpu()) card_ = p.device;
+      p.even = p.even && !p.device.is_cpu() && p.device == card_;
+      if (p.even) bytes += Parts::size_of_part(local_of(p.sharded).nbytes() / size_t(group.size()));
+    }
   if (bytes == 0 || group.size() == 1) return;
-  group.broadcast(zeros({1}, {kF32, device}), 0);
-  if (options_.offload || !group.has_own_memory(device)) return;
+  group.broadcast(zeros({1}, {kF32, card_}), 0);
+  if (options_.offload || !group.has_own_memory(card_)) return;
   const MemoryLabel label(MemoryUse::kParameters, "pieces of fully_shard");
-  Ref<Storage> block = group.allocate(bytes, device);
-  if (group.has_own_memory(device)) pieces_.emplace(std::move(block));
+  Ref<Storage> block = group.allocate(bytes, card_);
+  if (group.has_own_memory(card_)) pieces_.emplace(std::move(block));
 }
 
 // The piece in memory of the host from which the device copies; without values where it has none.
@@ -215,7 +215,7 @@ void State::shard(Param& p, Module& model) {
   Tensor piece = to_local(distribute(whole, options_.mesh, p.cut));
   if (options_.offload)
     piece = offloaded(p, piece);
-  else if (pieces_ && p.even && !p.device.is_cpu())
+  else if (pieces_ && p.even)
     piece = at_home(p, piece);
   else if (piece.device().is_meta())
     piece = empty(piece.shape(), piece.dtype(), p.device);

@@ -61,9 +61,8 @@ std::vector<size_t> State::parts_of(const Group& g, bool gathered) const {
 }
 
 bool State::make_rooms(std::vector<Room>& rooms, bool gathered) {
-  const Device device = groups_.back().params.back().device;
   ProcessGroup& group = process_group();
-  if (context().records || device.is_cpu() || !group.has_own_memory(device)) return false;
+  if (context().records || card_.is_cpu() || !group.has_own_memory(card_)) return false;
   if (!rooms.empty()) return true;
   std::vector<size_t> bytes{0};
   size_t most = 0, others = 0;
@@ -81,8 +80,8 @@ bool State::make_rooms(std::vector<Room>& rooms, bool gathered) {
   const MemoryLabel label(gathered ? MemoryUse::kParameters : MemoryUse::kGradients,
                           "rooms of fully_shard");
   std::vector<Room> made;
-  for (size_t b : bytes) made.push_back(Room(group.allocate(b, device)));
-  if (!group.has_own_memory(device)) return false;
+  for (size_t b : bytes) made.push_back(Room(group.allocate(b, card_)));
+  if (!group.has_own_memory(card_)) return false;
   for (const Room& r : made) memory_.rooms += r.bytes();
   rooms = std::move(made);
   return true;

@@ -40,9 +40,11 @@ struct Param {
   DeviceMesh mesh;             // of `sharded`
   Layout cut;                  // its layout along the data-parallel axes
   Layout whole, term;          // over `mesh`: of the gathered weight, of a rank's gradient
-  bool even = false;           // ranks have equal pieces, which follow each other: rooms take it
-  Ref<Storage> home;           // of `sharded`, in the process group's own memory; null: elsewhere
-  DeviceMesh rest;             // the other axes (tensor parallel); undefined: none
+  // Rooms take it: ranks have equal pieces, which follow each other, and it is on the card where
+  // the rooms are.
+  bool even = false;
+  Ref<Storage> home;  // of `sharded`, in the process group's own memory; null: elsewhere
+  DeviceMesh rest;    // the other axes (tensor parallel); undefined: none
   Layout rest_layout;
   Tensor leaf;                             // has shape and history of the whole weight
   Tensor full;                             // the whole weight while the group is gathered
@@ -188,6 +190,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   int64_t most_gradient_bytes_ = 0;         // of whole gradients that may be alive at a time
   CommunicationTime time_;
   FsdpMemory memory_;
+  Device card_ = kCPU;  // where rooms and pieces_ are: of the first even parameter that is on one
   std::optional<Parts> pieces_;  // of the parameters, in the process group's own memory
   // The first is of the model's own group. The others use two in turn; where they stay gathered,
   // each has one.

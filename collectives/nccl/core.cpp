@@ -171,10 +171,13 @@ void GroupCore::submit_put_off() {
   submit_all_put_off();
 }
 
-void GroupCore::submit_all_put_off() {
+void GroupCore::submit_all_put_off(bool of_scopes) {
   std::array<std::vector<Ready>, 3> calls;  // by lane
   for (Ready& r : std::exchange(put_off_, {}))
-    calls[size_t(&lane_of(r.call->plan) - lanes_.data())].push_back(std::move(r));
+    if (r.together && !of_scopes)
+      put_off_.push_back(std::move(r));
+    else
+      calls[size_t(&lane_of(r.call->plan) - lanes_.data())].push_back(std::move(r));
   try {
     for (size_t i = 0; i < calls.size(); ++i)
       if (!calls[i].empty()) submit_now(lanes_[i], std::move(calls[i]));

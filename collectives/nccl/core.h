@@ -59,8 +59,8 @@ class GroupCore final : public CallOwner {
   void abort(const std::string& why);
   void flush();
   Device device() const { return device_; }
-  /// Null where NCCL refuses to register memory.
-  Ref<Storage> allocate(size_t bytes);
+  /// As CardGroup::allocate.
+  Ref<Storage> allocate(size_t bytes, detail::CardGroup::OnAll on_all);
 
   void submit_put_off() override;
   std::exception_ptr failure() const override;
@@ -105,7 +105,8 @@ class GroupCore final : public CallOwner {
   Ready prepare(const Ref<CardCall>& call, const Collective& c, const Stream& stream);
   void submit_now(Lane& lane, std::vector<Ready> calls);
   void submit_to_nccl(Lane& lane, std::span<const Ready> calls, const Stream& stream);
-  void submit_all_put_off();
+  /// Without `of_scopes`, messages alone.
+  void submit_all_put_off(bool of_scopes = true);
   void with_nccl(const std::string& title, detail::WaitFacts facts, Millis limit,
                  const std::function<void(const Communicator::Pause&)>& body);
   detail::WaitFacts facts_of(const CardCall& call) const;
@@ -123,6 +124,7 @@ class GroupCore final : public CallOwner {
 
   // Memory of the group's own (memory.cpp).
   friend class OwnMemory;
+  bool take_memory(OwnBlock& block);
   void drop(OwnBlock block);
   void free_dropped();
   void free(const OwnBlock& block);

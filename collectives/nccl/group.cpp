@@ -58,7 +58,9 @@ void NcclGroup::abort(const std::string& why) { core_->abort(why); }
 void NcclGroup::flush() { core_->flush(); }
 void NcclGroup::submit_messages() { core_->submit_put_off(); }
 
-Ref<Storage> NcclGroup::allocate(size_t bytes, Device) { return core_->allocate(bytes); }
+Ref<Storage> NcclGroup::allocate(size_t bytes, OnAll on_all) {
+  return core_->allocate(bytes, on_all);
+}
 bool NcclGroup::has_own_memory(Device device) const { return device == core_->device(); }
 
 }  // namespace tessera::nccl

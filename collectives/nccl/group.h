@@ -54,7 +54,7 @@ class NcclGroup final : public detail::CardGroup {
   void abort(const std::string& why) override;
   void flush() override;
   void submit_messages() override;
-  Ref<Storage> allocate(size_t bytes, Device device) override;
+  Ref<Storage> allocate(size_t bytes, OnAll on_all) override;
   bool has_own_memory(Device device) const override;
   int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }
   Millis timeout() const override { return context_.timeout; }

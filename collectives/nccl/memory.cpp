@@ -29,19 +29,31 @@ OwnMemory::~OwnMemory() {
   owner_->drop(std::move(block_));
 }
 
-Ref<Storage> GroupCore::allocate(size_t bytes) {
+// False where the card has no memory. What allocators keep for later is in nobody's use.
+bool GroupCore::take_memory(OwnBlock& block) {
   const Functions& nccl = *functions();
-  const cuda::CurrentDevice current(device_.index);
-  OwnBlock block;
-  block.bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
   std::lock_guard lock(mutex_);
   if (dead()) throw_failure();
   submit_all_put_off();
   free_dropped();
-  const Result r = nccl.mem_alloc.result(&block.at, block.bytes);
-  TESSERA_CHECK(r == Result::kSuccess,
-                "{}: {} of {} bytes on {}: {}; is the card's memory used up?", members_.group,
-                nccl.mem_alloc.symbol(), block.bytes, to_string(device_), nccl.error_string(r));
+  if (nccl.mem_alloc.result(&block.at, block.bytes) == Result::kSuccess) return true;
+  runtime_of(device_).release_cached_memory(device_.index);
+  return nccl.mem_alloc.result(&block.at, block.bytes) == Result::kSuccess;
+}
+
+Ref<Storage> GroupCore::allocate(size_t bytes, detail::CardGroup::OnAll on_all) {
+  const Functions& nccl = *functions();
+  const cuda::CurrentDevice current(device_.index);
+  OwnBlock block;
+  block.bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  const bool taken = take_memory(block);
+  // Ranks wait for each other where they register it.
+  if (!on_all(taken)) {
+    if (taken) nccl.mem_free.result(block.at);
+    return nullptr;
+  }
+  std::lock_guard lock(mutex_);
+  if (dead()) throw_failure();
   detail::WaitFacts facts;
   facts.group = members_.group, facts.members = members_.world_ranks;
   facts.number = facts.seq = collectives_ + 1, facts.call = "allocate";

@@ -65,10 +65,10 @@ void GroupCore::watch() {
     drop_ended();
     // Collectives of a scope are submitted where all ranks do: NCCL chooses how it moves those of a
     // group by the group.
-    if (!put_off_.empty() && Clock::now() - put_off_[0].called > kMostPutOff &&
-        std::ranges::none_of(put_off_, &Ready::together)) {
+    const auto message = std::ranges::find(put_off_, false, &Ready::together);
+    if (message != put_off_.end() && Clock::now() - message->called > kMostPutOff) {
       try {
-        submit_all_put_off();
+        submit_all_put_off(/*of_scopes=*/false);
       } catch (const CommError&) {  // whoever waits for them hears of it
       }
     }

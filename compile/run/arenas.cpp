@@ -38,7 +38,7 @@ void lay_out_arena(Program& p, size_t a) {
   ArenaLayout layout = lay_out(own.blocks);
   p.arenas[a].bytes = layout.bytes;
   for (size_t i = 0; i < own.memories.size(); ++i) own.memories[i]->offset = layout.offsets[i];
-  if (!p.arenas[a].group) return;
+  if (!p.arenas[a].group || own.memories.empty()) return;
   ArenaMemories rest = memories_of(p, ordinary(p, p.arenas[a].device));
   std::vector<size_t> offsets = fill_gaps(own.blocks, layout, rest.blocks);
   for (size_t i = 0; i < offsets.size(); ++i)

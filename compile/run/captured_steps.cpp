@@ -42,6 +42,10 @@ class PendingCalls {
   std::unordered_map<const Storage*, Ref<Work>> calls_;
 };
 
+bool have_collectives(const Program& p) {
+  return std::ranges::any_of(p.ranges, &StepRange::collectives);
+}
+
 // Whether all ranks that run the range captured it.
 bool all_captured(const RangeRanks& ranks, bool here) {
   const Tensor all = from_values<int32_t>({here}, {1});
@@ -77,17 +81,18 @@ void CapturedSteps::reset() {
   runs_ = moves_ = launches_ = 0;
 }
 
-// Memories stay bound as they are until the run ends.
-void CapturedSteps::give_up(const std::string& why) {
-  logging::warn("compile: a step launches its kernels one by one: {}", why);
-  gave_up_ = true, graphs_run_ = false;
+// The run goes on, since memories stay bound as they are until it ends, and ranks wait for each
+// other in captures that follow.
+void CapturedSteps::fail(const std::string& why) {
+  if (!std::exchange(failed_, true))
+    logging::warn("compile: a step launches its kernels one by one: {}", why);
 }
 
 void CapturedSteps::find_places(const Program& program) {
   std::vector<bool> seen(program.memories.size());
   // Ranks capture in the same run, so what lies elsewhere on one of them by chance has memory of
   // its own on all.
-  const bool together = std::ranges::any_of(program.ranges, &StepRange::collectives);
+  const bool together = have_collectives(program);
   for (const StepRange& range : program.ranges)
     for (const auto& [id, written] : range.touched) {
       const Memory& m = program.memories[size_t(id)];
@@ -151,33 +156,45 @@ void CapturedSteps::stand_in(Program& program, Place& place) {
   bind(m, place.own, -place.reach.begin);
 }
 
-void CapturedSteps::begin_run(Program& program, bool step_by_step) {
-  graphs_run_ = false, launches_ = 0;
-  if (program.ranges.empty() || gave_up_) return;
-  if (step_by_step && std::ranges::none_of(program.ranges, &StepRange::collectives)) return;
+RunState CapturedSteps::look(Program& program, bool step_by_step) {
+  graphs_run_ = looked_ = moved_ = false, launches_ = 0;
+  const bool together = have_collectives(program);
+  RunState run{.stage = RunState::kStepByStep};
+  if (program.ranges.empty() || gave_up_ || (step_by_step && !together)) return run;
   bool others = found_ && thread_ != std::this_thread::get_id();
   for (size_t r = 0; r < graphs_.size(); ++r)
     others |= graphs_[r].stream.handle && graphs_[r].stream != stream_of(program.ranges[r].device);
   if (others) reset();
-  look_at_places(program);
+  looked_ = true;
+  run.moved = moved_ = look_at_places(program);
+  run.can = !failed_;
+  if (together) run.stage = RunState::kByGraphs + runs_;
+  return run;
+}
+
+void CapturedSteps::begin_run(Program& program, const RunState& agreed) {
+  if (!looked_) return;
+  constexpr int kMostMoves = 8;
+  const bool moves = agreed.moved && runs_ > 2 && ++moves_ > kMostMoves && 2 * moves_ > runs_;
+  if (moves && moved_) fail("memory that it writes is elsewhere at each call");
+  gave_up_ = failed_ || moves || !agreed.can;
   if (gave_up_) return;
+  if (agreed.moved)
+    for (Graphs& g : graphs_) g.one = g.several = nullptr;
   for (Place& p : places_)
     if (p.own) stand_in(program, p);
   graphs_run_ = runs_ > 1;
 }
 
-void CapturedSteps::look_at_places(Program& program) {
+// Returns whether memory has moved, so that graphs have to be captured anew.
+bool CapturedSteps::look_at_places(Program& program) {
   if (!found_) find_places(program);
   ++runs_;
-  constexpr int kMostMoves = 8;
   try {
-    const bool moved = find_moved(program);
-    if (moved && runs_ > 2 && ++moves_ > kMostMoves && 2 * moves_ > runs_)
-      return give_up("memory that it writes is elsewhere at each call");
-    if (moved)
-      for (Graphs& g : graphs_) g.one.graph.reset(), g.several.graph.reset();
+    return find_moved(program);
   } catch (const Error& e) {
-    give_up(e.what());
+    fail(e.what());
+    return false;
   }
 }
 
@@ -198,25 +215,20 @@ void CapturedSteps::enqueue(const Program& program, const StepRange& range,
 }
 
 bool CapturedSteps::capture(const Program& program, const StepRange& range,
-                            const StepStreams& streams, Captured& as) {
-  std::string why;
-  try {
-    as.graph = runtime_of(range.device).capture(range.device.index, [&] {
-      enqueue(program, range, streams);
-    });
-  } catch (const CommError&) {
-    throw;
-  } catch (const std::exception& e) {
-    why = e.what();
-  }
-  // All capture it for the first time in the same run; later each does where its memory has moved.
-  if (!std::exchange(as.before, true) && range.collectives &&
-      !all_captured(RangeRanks(program, range), why.empty()) && why.empty())
-    why = "another rank could not capture it";
-  if (why.empty()) return true;
-  as.graph = nullptr;
-  give_up(why);
-  return false;
+                            const StepStreams& streams, Ref<DeviceGraph>& graph) {
+  if (!failed_) try {
+      graph = runtime_of(range.device).capture(range.device.index, [&] {
+        enqueue(program, range, streams);
+      });
+    } catch (const CommError&) {
+      throw;
+    } catch (const std::exception& e) {
+      fail(e.what());
+    }
+  // Where the range has collectives, all ranks capture it in the same run, and those that could
+  // tell the others.
+  if (range.collectives && !all_captured(RangeRanks(program, range), bool(graph))) graph = nullptr;
+  return bool(graph);
 }
 
 // False where the range could not be captured.
@@ -229,14 +241,14 @@ bool CapturedSteps::launch(Program& program, size_t r) {
   const Way way = graphs.choice ? graphs.choice->next() : Way::kOne;
   const StepStreams streams = way == Way::kOne ? StepStreams() : graphs.choice->streams();
   if (way == Way::kSeveralOneByOne) return enqueue(program, range, streams), true;
-  Captured& now = way == Way::kOne ? graphs.one : graphs.several;
-  if (!now.graph && !capture(program, range, streams, now)) return false;
+  Ref<DeviceGraph>& now = way == Way::kOne ? graphs.one : graphs.several;
+  if (!now && !capture(program, range, streams, now)) return false;
   graphs.stream = stream;
   if (graphs.choice) graphs.choice->begins();
-  now.graph->launch(stream);
+  now->launch(stream);
   if (graphs.choice) graphs.choice->ended();
   if (graphs.choice && graphs.choice->is_made())
-    (way == Way::kOne ? graphs.several : graphs.one).graph = nullptr;
+    (way == Way::kOne ? graphs.several : graphs.one) = nullptr;
   ++launches_;
   return true;
 }
@@ -271,6 +283,7 @@ void CapturedSteps::end_run(Program& program) {
       p.given->wait_writable(stream);  // it is this stream's, others may have read it
       runtime_of(p.device).copy(p.given->data(), p.device, p.own->data(), p.device, p.own->bytes(),
                                 stream);
+      p.given->used_on(stream, /*writes=*/true);  // it may be an earlier run's, on another stream
     }
     bind(m, p.given, p.given_base);
     p.given = nullptr;

@@ -5,7 +5,8 @@
 // memory of the host are on the range's stream. A graph knows addresses. So
 // an input or output that lies elsewhere at each run gets memory of its own: inputs are copied into
 // it before the run, outputs out of it behind. Where other memory moved, the ranges are captured
-// anew. A graph belongs to the thread and the stream that captured it.
+// anew. A graph belongs to the thread and the stream that captured it. Ranks whose ranges have
+// collectives capture and launch in the same runs (step_ranks.h).
 // Internal: not part of the public interface.
 #pragma once
 #include <optional>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "compile/run/step_ranks.h"
 #include "compile/run/stream_choice.h"
 #include "core/tensor/device_runtime.h"
 
@@ -24,10 +26,13 @@ class CapturedSteps {
   explicit CapturedSteps(bool tunes) : tunes_(tunes) {}
   /// Whether runs of `program` launch graphs, or will.
   bool captures(const Program& program) const { return !program.ranges.empty() && !gave_up_; }
-  /// Begins a run of `program`, whose memories are bound. `step_by_step`: it captures nothing and
-  /// launches no graph, except where graphs have collectives, which ranks launch together. Throws
-  /// nothing but what waits for inputs throw.
-  void begin_run(Program& program, bool step_by_step);
+  /// What the next run of `program`, whose memories are bound, would be on this rank alone.
+  /// `step_by_step`: it captures nothing and launches no graph, except where graphs have
+  /// collectives, which ranks launch together.
+  RunState look(Program& program, bool step_by_step);
+  /// Begins the run. `agreed`: what look() returned, or what ranks made of it. Throws nothing but
+  /// what waits for inputs throw.
+  void begin_run(Program& program, const RunState& agreed);
   /// Runs range `r` by its graph; false where its steps are to be run one by one. Throws UserError
   /// where an earlier launch refused an operand.
   bool run(Program& program, size_t r);
@@ -52,24 +57,19 @@ class CapturedSteps {
     Ref<Storage> given = {};
     int64_t given_base = 0;
   };
-  void look_at_places(Program& program);
+  bool look_at_places(Program& program);
   void find_places(const Program& program);
   bool find_moved(const Program& program);
   void stand_in(Program& program, Place& place);
   void enqueue(const Program& program, const StepRange& range, const StepStreams& streams);
   bool launch(Program& program, size_t r);
-  struct Captured;
   bool capture(const Program& program, const StepRange& range, const StepStreams& streams,
-               Captured& as);
-  void give_up(const std::string& why);
+               Ref<DeviceGraph>& graph);
+  void fail(const std::string& why);
 
-  struct Captured {
-    Ref<DeviceGraph> graph;
-    bool before = false;  // it was tried; ranks try together
-  };
   // What a range of steps has been captured as.
   struct Graphs {
-    Captured one, several;  // by the streams that its steps are on
+    Ref<DeviceGraph> one, several;  // by the streams that its steps are on
     std::optional<StreamChoice> choice = {};
     Stream stream = {};  // where they are launched
   };
@@ -77,7 +77,10 @@ class CapturedSteps {
   std::vector<Place> places_;
   std::vector<Graphs> graphs_;  // by range
   std::thread::id thread_;      // that captures
-  bool found_ = false, graphs_run_ = false, gave_up_ = false;
+  bool found_ = false, graphs_run_ = false;
+  bool looked_ = false, moved_ = false;  // by look(): places, and they are elsewhere
+  bool failed_ = false;   // this rank cannot go on, and the others have not heard of it
+  bool gave_up_ = false;  // no graphs any more
   int runs_ = 0, moves_ = 0, launches_ = 0;
 };
 

@@ -13,6 +13,7 @@
 #include "compile/run/memory_order.h"
 #include "compile/run/program.h"
 #include "compile/run/step_ranges.h"
+#include "compile/run/step_ranks.h"
 #include "core/base/profile.h"
 #include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
@@ -79,8 +80,12 @@ class SharedArena {
 std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<SharedArena>(); }
 
 struct Executor::Impl {
-  Impl(Graph g, std::shared_ptr<SharedArena> shared_arena, bool tunes)
-      : graph(ordered(std::move(g))), shared(std::move(shared_arena)), captured(tunes) {
+  Impl(Graph g, const ExecutorOptions& options)
+      : graph(ordered(std::move(g))),
+        calls(calls_on_devices(graph)),
+        shared(options.arena),
+        ranks(options.ranks ? options.ranks : std::make_shared<StepRanks>("a graph")),
+        captured(options.tunes) {
     plan_steps();
     for (const ImplicitInput& i : graph.implicit) plan.implicit_bytes += i.tensor.nbytes();
   }
@@ -90,8 +95,7 @@ struct Executor::Impl {
   void plan_steps() {
     captured.reset();
     program = make_program(graph);
-    // Ranks may have sizes of their own, so that nothing is decided together with other ranks.
-    if (shared) program.alone = true;
+    program.alone = is_alone();
     arenas.clear(), numbers.release_memory();
     arenas_agreed = false;
     outputs.clear();
@@ -115,6 +119,9 @@ struct Executor::Impl {
     traffic = traffic_of(program);
   }
 
+  // Ranks that have sizes of their own decide nothing together.
+  bool is_alone() const { return shared || !(calls.empty() || ranks->together()); }
+
   static Graph ordered(Graph g) {
     order_for_memory(g);
     move_host_first(g);
@@ -132,7 +139,7 @@ struct Executor::Impl {
   // Blocks that eager steps left in the allocator's cache would fit nothing in the arena, so they
   // are freed first.
   static Ref<Storage> new_arena(const Arena& a) {
-    if (a.group && !a.differs) return a.group->allocate(a.bytes, a.device);
+    if (a.group && !a.differs && a.bytes) return a.group->allocate(a.bytes, a.device);
     if (a.bytes == 0) return make_ref<Storage>(nullptr, 0, a.device, nullptr);
     if (!a.device.is_cpu()) return make_ref<Storage>(a.bytes, a.device, allocator_of(a.device));
     if (!a.beside.is_cpu())
@@ -294,16 +301,29 @@ struct Executor::Impl {
   // ---- running
 
   Tensors run(std::span<const Tensor> given, std::span<const Tensor> given_implicit) {
-    finish_last_run();
-    if (!(program.settings == PlanSettings::of_thread())) plan_steps();
-    take_memory();
-    order_streams();
-    bind_inputs(given, given_implicit);
-    renew_outputs();
     EagerScope eager;
     Scoped<LayerMask> below_all_layers(context().enabled, 0);
+    finish_last_run();
+    if (!(program.settings == PlanSettings::of_thread()) || program.alone != is_alone())
+      plan_steps();
+    // Where it is the first one, ranks agree on arenas too, which is a vote for all of them.
+    const bool first = !arenas_agreed;
+    if (first && ranks->together()) {
+      ranks->agree(calls, {.stage = shared ? RunState::kSized : RunState::kFirst});
+      if (program.alone != is_alone()) plan_steps();
+    }
+    prepare(given, given_implicit);
+    RunState run = captured.look(program, /*step_by_step=*/current_profile() != nullptr);
+    if (!first && ranks->together()) {
+      run = ranks->agree(calls, run);
+      if (program.alone != is_alone()) {
+        plan_steps();
+        prepare(given, given_implicit);
+        run = captured.look(program, /*step_by_step=*/true);
+      }
+    }
     try {
-      captured.begin_run(program, /*step_by_step=*/current_profile() != nullptr);
+      captured.begin_run(program, run);
       run_steps();
       if (!program.ranges_found) find_ranges(program), numbers.forget_values();
       captured.end_run(program);
@@ -317,6 +337,13 @@ struct Executor::Impl {
       if (const Ref<Event>& e = memory(m).storage->ready()) unfinished.push_back(e);
     release_inputs();
     return results;
+  }
+
+  void prepare(std::span<const Tensor> given, std::span<const Tensor> given_implicit) {
+    take_memory();
+    order_streams();
+    bind_inputs(given, given_implicit);
+    renew_outputs();
   }
 
   void run_steps() {
@@ -434,6 +461,7 @@ struct Executor::Impl {
 
   static constexpr size_t kMostInTurn = 8;
   Graph graph;
+  const std::vector<GroupCalls> calls;
   Program program;
   MemoryPlan plan;
   Traffic traffic;
@@ -441,7 +469,8 @@ struct Executor::Impl {
   std::vector<BoundInput> inputs, implicit;
   std::vector<MemoryId> outputs;  // memories of kind kOutput
   bool writes_inputs = false;
-  std::shared_ptr<SharedArena> shared;                // null: the arenas are its own
+  const std::shared_ptr<SharedArena> shared;  // null: the arenas are its own
+  const std::shared_ptr<StepRanks> ranks;
   std::vector<Ref<Storage>> arenas;                   // as in the program; empty: not allocated
   std::list<std::pair<Device, Stream>> last_streams;  // by device: of the last run
   std::vector<Ref<Event>> unfinished;  // collectives of the last run that nothing waited for
@@ -450,8 +479,8 @@ struct Executor::Impl {
   CapturedSteps captured;
 };
 
-Executor::Executor(Graph graph, std::shared_ptr<SharedArena> arena, bool tunes)
-    : impl_(std::make_unique<Impl>(std::move(graph), std::move(arena), tunes)) {}
+Executor::Executor(Graph graph, const ExecutorOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(graph), options)) {}
 Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 

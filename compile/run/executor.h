@@ -35,17 +35,26 @@ struct MemoryPlan {
 /// in turn.
 class SharedArena;
 std::shared_ptr<SharedArena> make_shared_arena();
+class StepRanks;
+
+struct ExecutorOptions {
+  // An arena shared with other executors, whose ranks may have other sizes: before one of them
+  // runs, this one releases all its memory, unless it launches graphs of a device and is one of the
+  // eight that ran last. Null: it has its own.
+  std::shared_ptr<SharedArena> arena = nullptr;
+  // Whether steps that a device captures may run beside each other on streams of it, where that was
+  // measured to be faster.
+  bool tunes = false;
+  // What ranks agree on in all graphs of a function (step_ranks.h). Null: in this one alone.
+  std::shared_ptr<StepRanks> ranks = nullptr;
+};
 
 class Executor {
  public:
   /// Plans `graph`, which must be verified and whose nodes may be reordered (memory_order.h).
   /// Memory is allocated at the first run. A run with another number of threads or another
-  /// deterministic mode than the last one plans the steps anew. `arena`: an arena shared with other
-  /// executors; before one of them runs, this one releases all its memory, unless it launches
-  /// graphs of a device and is one of the eight that ran last. `tunes`: steps that a
-  /// device captures may run beside each other on streams of it, where that was measured to be
-  /// faster.
-  explicit Executor(Graph graph, std::shared_ptr<SharedArena> arena = nullptr, bool tunes = false);
+  /// deterministic mode than the last one plans the steps anew.
+  explicit Executor(Graph graph, const ExecutorOptions& options = {});
   ~Executor();
   Executor(Executor&&) noexcept;
 

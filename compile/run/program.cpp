@@ -408,11 +408,12 @@ class ProgramMaker {
     ProcessGroup& group = group_of(prim);
     const Device device = out[0].device();
     if (device.is_cpu() ? !group.has_own_memory() : !lies_in_group(prim, device)) return;
+    const int arena = arena_of(&group, device);  // on all ranks, whatever dies where
     auto lay = [&](std::span<const Tensor> list) {
       for (const Tensor& t : list)
         if (Memory& m = memory(memory_of(t));
             m.kind == Memory::Kind::kArena && is_ordinary(s_.arenas[size_t(m.arena)]))
-          m.arena = arena_of(&group, device);
+          m.arena = arena;
     };
     lay(in);
     if (!device.is_cpu() || moves_its_result(prim)) lay(out);

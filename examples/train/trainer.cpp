@@ -512,7 +512,7 @@ class Trainer {
   Report report_;
   Profiling profiling_;
   std::optional<Step> pending_;
-  // Of a device: whether the norms of all steps were finite so far; where the update is computed.
+  // Says whether the norms of all steps were finite so far; it is where the update is computed.
   Tensor all_finite_ = full({}, true, {kBool, o_.offload ? kCPU : device_});
   Clock::time_point told_{};  // when the last step was reported
   compiler::Compiled<std::function<Update>> compiled_update_{

@@ -168,13 +168,15 @@ void verbs_on_cards() {
   destroy_process_group();
 }
 
-/// Two ranks of this process allocate memory of their group's, which NCCL refuses one of them.
+/// Two ranks of this process allocate memory of their group's, which NCCL refuses one of them:
+/// rank 0 comes to it first.
 void memory_on_two_cards() {
   run_ranks(2, [](ProcessGroup& g) {
     const DeviceScope scope({find_device_kind("cuda").value(), int8_t(g.rank())});
     const Device card = default_device();
     g.all_reduce(full({4}, 1.0, {kF32, card}));
     const bool before = g.has_own_memory(card);
+    if (g.rank() == 1) std::this_thread::sleep_for(Millis(300));
     for (int i = 0; i < 2; ++i) {
       const Tensor t(Meta::contiguous({4}, kF32, card), g.allocate(16, card));
       copy_values(t, full({4}, 1.0, {kF32, card}));

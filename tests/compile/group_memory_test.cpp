@@ -148,7 +148,7 @@ TEST(GroupMemory, IsSharedBetweenExecutors) {
     auto executor_of = [&](int64_t rows) {
       Tensor x = slice(input(group->rank(), 0), 0, 0, rows).clone();
       Trace trace({.inputs = {x}});
-      return Executor(trace.finish({sum(all_reduce(x * 2.0, group) + x)}), shared);
+      return Executor(trace.finish({sum(all_reduce(x * 2.0, group) + x)}), {.arena = shared});
     };
     Executor small = executor_of(kRows / 2), large = executor_of(kRows);
     for (int n = 0; n < 4; ++n)

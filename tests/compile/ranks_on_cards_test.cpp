@@ -17,10 +17,8 @@
 #include "core/core.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
-#include "core/dispatch/dispatch.h"
-#include "core/dispatch/kernel.h"
-#include "core/ops/compose.h"
 #include "tests/compile/numbers.h"
+#include "tests/compile/op_on_card.h"
 #include "tests/compile/wrapped_steps.h"
 #include "tests/cuda/counters.h"
 #include "tests/support/on_card.h"
@@ -174,39 +172,18 @@ TEST_F(RanksOnCards, AProfileOfOneRank) {
   });
 }
 
-// Copies its operand; on card 1 its kernel cannot be captured, and does not say so before.
-class FailsInCaptures final : public Primitive {
- public:
-  static inline const OpInfo kOp{"fails_in_captures", {OpKind::kOther, Precision::kAsGiven, 1}};
-  FailsInCaptures() : Primitive(kOp) {}
-  Metas infer(MetaSpan in) const override {
-    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
-  }
-  static void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
-    plan.all_dense = true;
-  }
-  static void run(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
-                  Workspace, const Stream& stream) {
-    const Device d = stream.device;
-    TESSERA_CHECK(d.index == 0 || !cuda::is_capturing(), "it cannot be captured");
-    runtime_of(d).copy(out[0].device_data(), d, in[0].device_data(), d, in[0].nbytes(), stream);
-  }
-};
-
 // Where one rank cannot capture a step, no rank launches graphs.
 TEST_F(RanksOnCards, ARankThatCannotCapture) {
   if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
-  add_kernels([](KernelTable& table) {
-    table.add(*find_device_kind("cuda"), FailsInCaptures::kOp.name,
-              {FailsInCaptures::plan, FailsInCaptures::run});
-  });
+  test::OpOnCard::add();
+  test::OpOnCard::when_run() = [](const Stream& stream) {
+    TESSERA_CHECK(stream.device.index == 0 || !cuda::is_capturing(), "it cannot be captured");
+  };
   run_ranks(2, [&](ProcessGroup& group) {
     const DeviceScope scope({card_.kind, int8_t(group.rank())});
     const Ref<ProcessGroup> world = world_group();
-    auto f = compile([&](const Tensor& x) {
-      const Tensor y = dispatch1(PrimRef(new FailsInCaptures), operands(sin(x)));
-      return exp(all_reduce(y, world)) * 2.0;
-    });
+    auto f = compile(
+        [&](const Tensor& x) { return exp(all_reduce(test::op_on_card(sin(x)), world)) * 2.0; });
     for (int k = 0; k < 7; ++k) {
       const Tensor x = full({40}, 0.1 * k, {kF32, default_device()});
       expect_close(f(x), exp(sin(x) * 2.0) * 2.0, 1e-6);
@@ -214,6 +191,7 @@ TEST_F(RanksOnCards, ARankThatCannotCapture) {
     EXPECT_GE(f.report().replays, 3);
     EXPECT_EQ(f.report().device_graphs, 0);
   });
+  test::OpOnCard::when_run() = nullptr;
 }
 
 constexpr int kLayers = 5;

@@ -39,6 +39,15 @@ class SizesOnCard : public OnCard {
     for (int64_t n : {16, 128}) f(drawn(n, n));
     return f;
   }
+  // Calls `body` on two ranks, each with a card, with its number and the world.
+  template <class Body>
+  void on_two(const Body& body) {
+    if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+    run_ranks(2, [&](ProcessGroup& group) {
+      const DeviceScope scope({card_.kind, int8_t(group.rank())});
+      body(group.rank(), world_group());
+    });
+  }
   std::optional<DeviceScope> scope_;
 };
 
@@ -121,10 +130,7 @@ TEST_F(SizesOnCard, TheEightUsedLastKeepTheirGraphs) {
 
 // Nothing in a step waits for its collective, which is under way while another size begins.
 TEST_F(SizesOnCard, Collectives) {
-  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
-  run_ranks(2, [&](ProcessGroup& group) {
-    const DeviceScope scope({card_.kind, int8_t(group.rank())});
-    const Ref<ProcessGroup> world = world_group();
+  on_two([&](int rank, const Ref<ProcessGroup>& world) {
     auto f = compile(
         [&](const Tensor& x) {
           all_gather(plain(x), world);
@@ -134,7 +140,7 @@ TEST_F(SizesOnCard, Collectives) {
     for (int k = 0; k < 12; ++k) {
       const int64_t n = k < 2 ? 16 + 112 * k : k % 2 ? 64 : 32;
       const Tensor x = drawn(n, k).to(default_device());
-      if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       expect_close(f(x), plain(plain(x)));
     }
     EXPECT_EQ(f.report().device_graphs, 2) << "the collective divides them";
@@ -143,10 +149,7 @@ TEST_F(SizesOnCard, Collectives) {
 
 // A rank's size is known when another's is new, so ranks decide nothing together.
 TEST_F(SizesOnCard, RanksHaveSizesOfTheirOwn) {
-  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
-  run_ranks(2, [&](ProcessGroup& group) {
-    const DeviceScope scope({card_.kind, int8_t(group.rank())});
-    const Ref<ProcessGroup> world = world_group();
+  on_two([&](int rank, const Ref<ProcessGroup>& world) {
     auto f = compile(
         [&](const Tensor& x) {
           return all_reduce(matmul(transpose(plain(x), 0, 1), x), world, ReduceOp::kSum);
@@ -158,7 +161,7 @@ TEST_F(SizesOnCard, RanksHaveSizesOfTheirOwn) {
         const Tensor x = drawn(n, k).to(default_device());
         return std::pair(x, matmul(transpose(plain(x), 0, 1), x));
       };
-      expect_close(f(of_rank(group.rank()).first), of_rank(0).second + of_rank(1).second);
+      expect_close(f(of_rank(rank).first), of_rank(0).second + of_rank(1).second);
     }
     EXPECT_GT(f.report().device_graphs, 0);
   });

@@ -14,11 +14,9 @@
 #include "core/backend/cuda/library.h"
 #include "core/core.h"
 #include "core/dispatch/default_device.h"
-#include "core/dispatch/dispatch.h"
-#include "core/dispatch/kernel.h"
 #include "core/io/object_cache.h"
-#include "core/ops/compose.h"
 #include "tests/compile/bits.h"
+#include "tests/compile/op_on_card.h"
 #include "tests/compile/wrapped_steps.h"
 #include "tests/support/on_card.h"
 #include "tests/support/temp_folder.h"
@@ -29,7 +27,7 @@ namespace {
 using compiler::CompileMode;
 using test::wrapped::Case;
 
-// What one card does with the op Late.
+// What the op op_on_card does on one card.
 struct Behaviour {
   int one_ms = 0, several_ms = 0;  // it sleeps in the graph on one stream, and in that on several
   bool fails = false;              // it cannot be captured
@@ -37,33 +35,19 @@ struct Behaviour {
 };
 Behaviour behaviours[2];
 
-// Copies its operand, and holds up the stream.
-class Late final : public Primitive {
- public:
-  static inline const OpInfo kOp{"late", {OpKind::kOther, Precision::kAsGiven, 1}};
-  Late() : Primitive(kOp) {}
-  Metas infer(MetaSpan in) const override {
-    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
-  }
-  static void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
-    plan.all_dense = true;
-  }
-  static void run(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
-                  Workspace, const Stream& stream) {
-    const Device d = stream.device;
-    runtime_of(d).copy(out[0].device_data(), d, in[0].device_data(), d, in[0].nbytes(), stream);
-    if (!cuda::is_capturing()) return;
-    Behaviour& b = behaviours[d.index];
-    TESSERA_CHECK(!b.fails, "it cannot be captured");
-    int& ms = b.captures++ == 0 ? b.one_ms : b.several_ms;
-    cuda::driver().launch_host_function(
-        static_cast<cuda::StreamHandle>(stream.handle),
-        [](void* p) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(*static_cast<int*>(p)));
-        },
-        &ms);
-  }
-};
+// What the op does where it is captured: it holds up the stream.
+void hold_up(const Stream& stream) {
+  if (!cuda::is_capturing()) return;
+  Behaviour& b = behaviours[stream.device.index];
+  TESSERA_CHECK(!b.fails, "it cannot be captured");
+  int& ms = b.captures++ == 0 ? b.one_ms : b.several_ms;
+  cuda::driver().launch_host_function(
+      static_cast<cuda::StreamHandle>(stream.handle),
+      [](void* p) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(*static_cast<int*>(p)));
+      },
+      &ms);
+}
 
 class StreamsOfRanks : public test::OnCard {
  protected:
@@ -71,17 +55,14 @@ class StreamsOfRanks : public test::OnCard {
     OnCard::SetUp();
     if (IsSkipped()) return;
     if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
-    [[maybe_unused]] static const bool added = [&] {
-      add_kernels([](KernelTable& table) {
-        table.add(*find_device_kind("cuda"), Late::kOp.name, {Late::plan, Late::run});
-      });
-      return true;
-    }();
+    test::OpOnCard::add();
+    test::OpOnCard::when_run() = hold_up;
     for (Behaviour& b : behaviours) b = {};
     const char* before = std::getenv("TESSERA_COMPILE_CACHE");
     cache_before_ = before ? before : "";
   }
   void TearDown() override {
+    test::OpOnCard::when_run() = nullptr;
     unsetenv("TESSERA_COMPILE_STREAMS");
     if (cache_before_.empty())
       unsetenv("TESSERA_COMPILE_CACHE");
@@ -107,7 +88,7 @@ class StreamsOfRanks : public test::OnCard {
         const Tensor g = all_reduce(matmul(x, transpose(x, 0, 1)), world);
         Tensor a = g, b = g * 2.0;
         for (int k = 0; k < 2; ++k) a = softmax(matmul(a, g), 1), b = softmax(matmul(b, g), 1);
-        return dispatch1(PrimRef(new Late), operands(a + b));
+        return test::op_on_card(a + b);
       };
       auto f = compile(plain, {.mode = CompileMode::kMaxAutotune});
       for (int k = 0; k < calls; ++k) {

@@ -15,7 +15,7 @@
 namespace tessera::cuda {
 namespace {
 
-/// Of kernels, whatever their names.
+/// Counts kernels, whatever their names.
 struct Counts {
   unsigned long long runs = 0, read = 0, written = 0;
   Counts operator-(const Counts& o) const {

@@ -255,7 +255,7 @@ TEST_P(CudnnFuses, WhatIsAroundTheGradients) {
       a.g.convolution(kind, a.lying(a.x), a.lying(a.w), g, a.window);
     }));
 }
-// Of which the fastest is chosen by time.
+// The fastest of them is chosen by time.
 TEST_P(CudnnCompiles, SeveralEnginesForAConvolution) {
   std::string why;
   for (int type : {dnn::kBFloat16, dnn::kFloat}) {

@@ -147,8 +147,8 @@ TEST_F(CudaGraphs, OtherAttentionIsOurKernels) {
   const Tensor by_query = ones({9, 1}, {kBool, device_of(0)});
   compare(attend({2, 3, 9, 8}, kBF16, {.mask = by_query}), kBF16, {{"cudnn products", 0}});
 }
-// Of bools and of numbers, some -inf, for every part of a batch that may share one; query 3 attends
-// to no key.
+// Masks are bools or numbers, some of them -inf, for every part of a batch that may share one;
+// query 3 attends to no key.
 TEST_F(CudaGraphs, AttentionWithMasks) {
   const int64_t queries = 9, keys = 12;
   DType t = kF16;
@@ -416,7 +416,8 @@ TEST_F(CudaGraphsAlone, EnginesAreNotTimedInACaptureOrDeterministicMode) {
       fmt::format("TESSERA_COMPILE_CACHE={} TESSERA_CUDA_TIME_GRAPHS=1 VGPU_TRACE_PLANS=1",
                   kept_.str())));
   EXPECT_NE(output.find("captured 0, after 14, deterministic 1\n"), output.npos) << output;
-  // Of another convolution before, in the capture, after it, and in deterministic mode.
+  // It belongs to another convolution: before the capture, in it, after it, and in deterministic
+  // mode.
   EXPECT_EQ(count(output, "vgpu: plan by engine 12"), 4u) << output;
   EXPECT_NE(output.find("[  PASSED  ] 1 test"), output.npos) << output;
 }

@@ -311,7 +311,7 @@ TEST_F(CudaProducts, OurKernelsHaveSumsInTheOrderOfLeaves) {
   EXPECT_EQ(library_runs(), before);
 }
 
-// Of these terms, one after the other, three are left: 1e8 + 1 is 1e8. Of three parts, one is.
+// Added one after the other, these terms give 3, since 1e8 + 1 is 1e8; in three parts they give 1.
 TEST_F(CudaProducts, SumsAreWholeInDeterministicMode) {
   const Tensor terms = from_values<float>({1, 1e8f, -1e8f, 1, 1, 1, 0, 0}, {8, 1});
   const Tensor a = ones({8, 8}, {kF32, device_of(0)});

@@ -236,6 +236,43 @@ TEST_F(OverlapOnCards, FsdpGathersAndReducesInWindows) {
     });
 }
 
+/// A layer on the host, and one on a card.
+class OnHostAndCard final : public nn::Module {
+ public:
+  explicit OnHostAndCard(Device card) : card(card) {
+    register_module("host", host), register_module("there", there);
+    init(1);
+    there->to(card);
+  }
+  Tensor forward(Tensor x) override { return (*there)((*host)(x).to(card)); }
+  const Device card;
+  nn::LinearPtr host = nn::linear(kWidth, kWidth), there = nn::linear(kWidth, kWidth);
+};
+
+TEST_F(ParallelOnCards, FsdpOfParametersOnSeveralDevices) {
+  for (const bool whole : {false, true})
+    run_ranks(2, [&](ProcessGroup& g) {
+      OnHostAndCard plain(card(g.rank())), sharded(card(g.rank()));
+      parallel::FsdpOptions options;
+      if (!whole) options.groups = {"host", "there"};
+      const auto keep = parallel::fully_shard(sharded, options);
+      const auto update = [](nn::Module& m) {
+        const NoGrad off;
+        for (const Tensor& p : m.parameters()) {
+          assign_(p, p - p.grad() * 0.1);
+          p.set_grad(Tensor());
+        }
+      };
+      const Tensor x = full({8, kWidth}, 0.5, {kF32, kCPU});
+      for (int k = 0; k < 3; ++k) {
+        const Tensor want = mean(square(plain(x))), got = mean(square(sharded(x)));
+        EXPECT_NEAR(got.item<float>(), want.item<float>(), 1e-6);
+        want.backward(), got.backward();
+        update(plain), update(sharded);
+      }
+    });
+}
+
 TEST_F(OverlapOnCards, DdpSendsTheStateOfAModelInOneLaunch) {
   run_ranks(2, [&](ProcessGroup& g) {
     const DeviceScope scope(card(g.rank()));

@@ -83,11 +83,27 @@ def placed(*options):
 NEAR = ["rank 0: cpus 4-5:", "rank 1: cpus 0-1:", "rank 2: cpus 6-7:", "rank 3: cpus 2-3:"]
 for options in (["--nproc", "gpu"], ["--nproc", "4", "--bind", "gpu"]):
     expect(all(line in placed(*options) for line in NEAR), f"{options}: ranks are not on the cores near their cards", placed(*options))
+    expect("note:" not in placed(*options), f"{options}: a note where all is as asked", placed(*options))
 for options, answer in ((["--nproc", "gpu", "--bind", "core"], "rank 0: cpus 0-1:"),
                         (["--nproc", "5", "--bind", "gpu"], "--bind gpu: there are 5 ranks and 4 cards")):
     expect(answer in placed(*options), f"{options}: not {answer}", placed(*options))
 machine_file(node_file(3), -1)  # the machine does not say where the card is
-expect("rank 0: cpus 0-1:" in placed("--nproc", "gpu"), "a card of no node: ranks do not share all cores", placed("--nproc", "gpu"))
+
+def expect_placed(what, *lines):
+    said = placed("--nproc", "gpu")
+    expect(all(line in said for line in lines) and said.count("note:") == 1, f"{what}: not {lines}", said)
+
+
+expect_placed("a card of no node", "rank 0: cpus 0-1:",
+              "note: --bind gpu: the machine does not say which cores are near the card of rank 3, so ranks have equal shares of all 8 cores\n")
+machine_file(node_file(3), 5)
+expect_placed("a card at a node without cores", "rank 0: cpus 0-1:", "note: --bind gpu: no core of NUMA node 5, where the card of rank 3 is")
+for node, cpus in enumerate(("0000003f", "000000c0")):
+    machine_file(f"devices/system/node/node{node}/cpumap", cpus)
+for card in range(4):
+    machine_file(node_file(card), 1)
+expect_placed("cards at a node of two cores", "rank 0: cpus 6:", "rank 3: cpus 7:",
+              "note: --bind gpu: the 4 ranks with cards at NUMA node 1 share its 2 cores\n")
 
 for ranks, strategy, how in ((2, "ddp", "--seed 1"), (2, "fsdp", "--seed 2"), (2, "tp", "--seed 3"), (2, "pp", "--seed late"),
                              (2, "ddp", "--seed 4 --check"), (2, "fsdp", "--seed 5 --check"), (2, "ddp --compile", "--seed 6"),

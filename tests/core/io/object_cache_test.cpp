@@ -69,7 +69,7 @@ TEST(ObjectCache, LendsAFolderThatIsThenRemoved) {
   EXPECT_TRUE(made);
   EXPECT_EQ(fs::path(lent).parent_path(), folder.str());
   EXPECT_FALSE(fs::exists(lent));
-  // Of a maker that throws it stays, with what the error names.
+  // The folder of a maker that throws stays, with what the error names.
   EXPECT_THROW(cache.find_or_make(
                    "other",
                    [&](const std::string& work) -> std::string {

@@ -34,7 +34,7 @@ struct VgpuCalls {
   void (*fence)();
   /// Ends the kernel with `error` (of the driver) and a reason.
   void (*stop)(int error, const char* why, int line);
-  /// Of checked modules: each access of device memory or shared memory.
+  /// Checked modules call it at each access of device memory or shared memory.
   void (*touch)(const void* at, int bytes, VgpuAccess kind);
   unsigned long long heap, heap_bytes;  // addresses of device memory
 };

@@ -62,7 +62,8 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit(void*) {}
 void __tsan_init() {}
 
-// Of -fsanitize=alignment,bounds. `place` begins with the file's name, the line and the column.
+// -fsanitize=alignment,bounds calls what follows. `place` begins with the file's name, the line and
+// the column.
 struct Place {
   const char* file;
   unsigned line, column;

@@ -94,7 +94,8 @@ class Memory {
 
   /// "byte 40 of an allocation of 4000 bytes, made by cuMemAlloc".
   std::string describe(uintptr_t at, uint32_t op);
-  /// Of the allocations that `pointers` lead to: "" or a byte of a red zone that was written.
+  /// Names a byte of a red zone that was written, beside the allocations that `pointers` lead to;
+  /// "" where there is none.
   std::string broken_zone(const std::vector<uintptr_t>& pointers);
   /// Why op `op` of `device` may not use these bytes, or "". `life`: of the innermost that has
   /// them.

@@ -48,7 +48,7 @@ struct Op {
   std::function<uint64_t()> news;
   uint64_t seen = 0;   // of `news`, at the latest call
   bool begun = false;  // `poll` was called
-  // Of a node of a graph that is polled: gives the op of a launch what it polls.
+  // Gives the op of a launch what it polls, where this one is a node of a graph that is polled.
   std::function<void(const std::shared_ptr<Op>&)> launched;
   std::shared_ptr<void> owned;  // what the graph of the node keeps
   std::vector<std::shared_ptr<Op>> after;

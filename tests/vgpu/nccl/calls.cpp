@@ -210,7 +210,7 @@ Result ncclRedOpDestroy(RedOp op, Comm handle) {
   });
 }
 
-// Of whole pages, which symmetric windows need.
+// The memory consists of whole pages, which symmetric windows need.
 Result ncclMemAlloc(void** at, size_t bytes) {
   const Result asked = in_nccl(__func__, [](auto&) { return Result::kSuccess; });
   if (asked != Result::kSuccess) return asked;

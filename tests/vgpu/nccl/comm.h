@@ -3,12 +3,12 @@
 // Sums begin with another rank in each part of a tensor and round 16-bit values at each term; a
 // send ends when the receiver has all. Where ranks differ it hangs, as a card would. It refuses two
 // ranks on one device, windows in different orders, a collective whose memory lies in windows on
-// some ranks only or in other places of them, memory that is freed while it is registered or is
-// registered at the end, a call while another is in progress, the end of a capture while a call is
-// in progress, fp8, one communicator on two streams in a group, and calls of one communicator that
-// no event orders. The end of a communicator waits until graphs that have calls of it are
-// destroyed, as that of NCCL 2.26 and newer does. Invariant: all of this is used under the mutex of
-// the virtual GPU.
+// some ranks only or in other places of them, one that only some ranks launch by a graph or that
+// they captured at different times, memory that is freed while it is registered or is registered at
+// the end, a call while another is in progress, the end of a capture while a call is in progress,
+// fp8, one communicator on two streams in a group, and calls of one communicator that no event
+// orders. The end of a communicator waits until graphs that have calls of it are destroyed, as that
+// of NCCL 2.26 and newer does. Invariant: all of this is used under the mutex of the virtual GPU.
 #pragma once
 #include <functional>
 #include <map>
@@ -74,6 +74,7 @@ struct Communicator {
   uint64_t notes = 0, calls = 0, rounds = 0;
   uint64_t launches = 0, finished = 0;  // ops, which run in this order
   int graphs = 0;                       // nodes of graphs that were not destroyed
+  int32_t captured = 0;                 // nodes of graphs that were launched
   OpRef last;
   uint32_t last_lane = 0, last_time = 0;  // of the op that began last; 0: none has
   std::map<int, Reduction> operators;     // by number
@@ -100,8 +101,8 @@ class Task {
   virtual void begin() = 0;
   /// True when it is done; goes on as far as peers let it otherwise.
   virtual bool step() = 0;
-  /// The same for a launch of a graph.
-  virtual std::unique_ptr<Task> again() const = 0;
+  /// The same for a launch of a graph; `captured`: the number of the node in the communicator.
+  virtual std::unique_ptr<Task> again(int32_t captured) const = 0;
   /// The channel of a message; null for a collective.
   virtual const Channel* channel() const { return nullptr; }
   std::string name;

@@ -18,7 +18,9 @@ constexpr size_t kMessageBytes = 64 << 10;  // of a message that are under way
 /// What one rank says it calls; all ranks have to say the same.
 struct CallFacts {
   uint64_t number = 0;  // of the call in the communicator
-  int32_t verb = 0, type = 0, op = 0, root = 0, captured = 0;
+  int32_t verb = 0, type = 0, op = 0, root = 0;
+  /// The number of the node in the communicator, by first launches, where a graph makes the call.
+  int32_t captured = 0;
   uint64_t count = 0;
   /// Where operand and result lie: of each the number of its window and the offset; 0: in none.
   uint64_t places[4] = {};

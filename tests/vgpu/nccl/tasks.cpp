@@ -52,9 +52,9 @@ class Collective final : public Task {
     find_places();
   }
 
-  std::unique_ptr<Task> again() const override {
+  std::unique_ptr<Task> again(int32_t captured) const override {
     auto task = std::make_unique<Collective>(comm_, call_);
-    task->facts_.captured = 1;  // on all ranks or on none
+    task->facts_.captured = captured;
     return task;
   }
   void begin() override {
@@ -96,7 +96,8 @@ class Collective final : public Task {
         return false;
     return true;
   }
-  // Of the verbs that make use of windows. In place, a rank's piece is where the whole is.
+  // Notes the places for the verbs that make use of windows. In place, a rank's piece is where the
+  // whole is.
   void find_places() {
     const bool gathers = call_.verb == Verb::kAllGather;
     const bool scatters = call_.verb == Verb::kReduceScatter;
@@ -197,7 +198,7 @@ class Message final : public Task {
         channel_(sends ? comm_->segment->channel(comm_->rank, peer)
                        : comm_->segment->channel(peer, comm_->rank)) {}
 
-  std::unique_ptr<Task> again() const override {
+  std::unique_ptr<Task> again(int32_t) const override {
     return std::make_unique<Message>(comm_, sends_, at_, bytes_, peer_);
   }
   const Channel* channel() const override { return &channel_; }
@@ -329,15 +330,17 @@ static void record(const CommRef& comm, StreamObject& stream, const std::string&
     Node& operator=(const Node&) = delete;
     const CommRef comm;
     const Tasks tasks;
+    int32_t number = 0;  // among the nodes of the communicator, by their first launches
   };
   const auto node = std::make_shared<Node>(comm, std::move(tasks));
   const OpRef op = gpu().submit(stream, OpKind::kKernel, name, nullptr);
   op->owned = node;
   op->launched = [weak = std::weak_ptr(node)](const OpRef& of_launch) {
     const auto node = weak.lock();
+    if (node->number == 0) node->number = ++node->comm->captured;
     Tasks again;
     for (const auto& task : node->tasks) {
-      again.push_back(task->again());
+      again.push_back(task->again(node->number));
       again.back()->name = task->name;
     }
     auto work = std::make_shared<Launch>(node->comm, std::move(again));

@@ -26,8 +26,8 @@ struct ConvProblem {
 };
 struct ConvValues {
   static constexpr Graph::Value kX = 1, kW = 2, kY = 3, kSum = 4, kSquares = 5;
-  // Of what normalises: mean, var, then weight, bias and residual where present. Of sums behind the
-  // gradient of x: mean, of, then y of the relu and residual where present.
+  // What normalises: mean, var, then weight, bias and residual where they are present. For sums
+  // behind the gradient of x: mean, of, then y of the relu and residual where they are present.
   static Graph::Value mean(const ConvProblem& p) { return p.statistics ? 6 : 4; }
 };
 Graph graph_of(const CudnnFunctions& f, const ConvProblem& p);

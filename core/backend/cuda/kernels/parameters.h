@@ -274,7 +274,8 @@ struct AttentionCall {
   double scale;
   int heads, queries, keys, width, value_width, causal;
   unsigned packs;  // which operands the matrix units' kernels read and write in packs
-  // Of masked instances: bools, or numbers of the compute type that are added to scaled scores.
+  // Points to bools, or to numbers of the compute type that are added to scaled scores; only where
+  // instances are masked.
   const void* mask;
   long mask_batch, mask_head, mask_query, mask_key;  // in elements
   int mask_is_bool;

@@ -1,0 +1,59 @@
+// What the ranks of a compiled function agree on before each run of a graph whose collectives NCCL
+// moves: that they run the same calls in the same way. NCCL demands it: a call lies in windows on
+// all ranks or on none, and is part of a graph on all, which they captured together, or on none. A
+// rank alone may come to need another way: it has a call of another size, its memory is elsewhere,
+// it runs out of memory, it cannot capture. So each run begins with a vote on the host, and ranks
+// that differ go apart for good: collectives are then submitted one by one, in ordinary memory.
+// Internal: not part of the public interface.
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collectives/process_group.h"
+#include "compile/ir/graph.h"
+
+namespace tessera::compiler {
+
+/// The collectives of a graph on tensors of one device that have one group.
+struct GroupCalls {
+  Ref<ProcessGroup> group;
+  Device device;
+  uint64_t hash = 0;  // of kinds, operators, dtypes and counts, in order
+};
+/// Those on devices, in the order of the groups' first calls.
+std::vector<GroupCalls> calls_on_devices(const Graph& graph);
+
+/// How a rank goes about a run.
+struct RunState {
+  enum Stage : int64_t {
+    kInterpreted = 1,  // op by op
+    kSized,            // as one of many sizes, which rank by rank may differ
+    kFirst,            // by an executor for the first time
+    kStepByStep,       // without graphs
+    kByGraphs,         // and on: the number of the run since graphs were begun anew
+  };
+  int64_t stage = kInterpreted;
+  bool can = true;     // false: this rank has to go step by step
+  bool moved = false;  // graphs have to be captured again
+};
+
+class StepRanks {
+ public:
+  /// `name`: of the function, in messages.
+  explicit StepRanks(std::string name) : name_(std::move(name)) {}
+  /// False: ranks went apart, and nobody votes any more.
+  bool together() const { return together_; }
+  /// Called by all ranks before a run while together(), with the calls of its graph; without a vote
+  /// where NCCL moves none of them. Returns what holds for all: `can` is false where one rank
+  /// cannot, `moved` true where one rank's memory moved. Afterwards together() is false where the
+  /// stages or calls of two ranks of a group differ, or are kSized.
+  RunState agree(std::span<const GroupCalls> calls, RunState mine);
+
+ private:
+  const std::string name_;
+  bool together_ = true;
+};
+
+}  // namespace tessera::compiler

@@ -1,0 +1,266 @@
+// Compiled steps of two ranks of which one does something else for once: it cannot capture, has no
+// memory, is called with another size, on another stream, or with memory elsewhere. No rank waits
+// for a vote or a graph that the other knows nothing of: they go on together, or fall back
+// together.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "collectives/loopback/run_ranks.h"
+#include "collectives/ops.h"
+#include "compile/compile.h"
+#include "core/backend/cuda/capture.h"
+#include "core/core.h"
+#include "core/dispatch/default_device.h"
+#include "tests/compile/op_on_card.h"
+#include "tests/support/on_card.h"
+
+namespace tessera {
+namespace {
+
+using test::op_between_graphs;
+using test::op_on_card;
+using test::OpOnCard;
+
+class RanksApartOnCard : public test::OnCard {
+ protected:
+  void SetUp() override {
+    OnCard::SetUp();
+    if (IsSkipped()) return;
+    if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+    OpOnCard::add();
+  }
+  void TearDown() override { OpOnCard::when_run() = nullptr; }
+
+  using Body = std::function<void(int rank, const Ref<ProcessGroup>& world)>;
+  // Runs `body` on two ranks with a deadline of a few seconds; returns what they said.
+  std::string on_two(const Body& body) {
+    testing::internal::CaptureStderr();
+    std::string error;
+    try {
+      run_ranks(2,
+                [&](ProcessGroup& group) {
+                  const DeviceScope scope({card_.kind, int8_t(group.rank())});
+                  body(group.rank(), world_group());
+                },
+                {.timeout = Millis(5000)});
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(error, "") << said;
+    return said;
+  }
+  static int count(const std::string& text, const std::string& part) {
+    int n = 0;
+    for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += part.size()) ++n;
+    return n;
+  }
+  static Tensor of(double value, int64_t rows = 40) {
+    return full({rows}, value, {kF32, default_device()});
+  }
+  // What both ranks have computed, given the operands of both.
+  static void expect_values(const Tensor& got, double want) {
+    const Tensor host = got.cpu();
+    for (int64_t i = 0; i < host.numel(); ++i)
+      ASSERT_NEAR(host.data<float>()[i], want, 1e-5 * std::max(1.0, std::abs(want)));
+  }
+};
+
+constexpr const char* kOneByOne = "a step launches its kernels one by one";
+constexpr const char* kApart = "run it in different ways at the same time";
+
+// Takes all memory of a card, whose limit is small.
+std::vector<Ref<Storage>> all_memory(Device card) {
+  std::vector<Ref<Storage>> all;
+  for (size_t bytes = size_t(1) << 24; bytes >= 256; bytes /= 2) try {
+      while (true) all.push_back(make_ref<Storage>(bytes, card, allocator_of(card)));
+    } catch (const Error&) {
+    }
+  return all;
+}
+
+// An input that is elsewhere at each call gets memory of its own behind the first run.
+TEST_F(RanksApartOnCard, NoMemoryForAPlaceOfItsOwn) {
+  if (!std::getenv("TESSERA_CUDA_MEMORY")) GTEST_SKIP() << "memory is to be taken up";
+  int graphs[2] = {-1, -1};
+  const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    std::vector<Ref<Storage>> taken;
+    int runs = 0;
+    if (rank == 1)
+      OpOnCard::when_run() = [&](const Stream& stream) {
+        if (stream.device.index == 1 && ++runs == 2) taken = all_memory(stream.device);
+      };
+    world->barrier();
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(op_on_card(x), world)) * 2.0; });
+    for (int k = 0; k < 7; ++k) {
+      const Tensor got = f(of(0.1 * k));
+      taken.clear();
+      expect_values(got, std::exp(0.2 * k) * 2);
+    }
+    graphs[rank] = f.report().device_graphs;
+  });
+  EXPECT_EQ(graphs[0], 0);
+  EXPECT_EQ(graphs[1], 0);
+  EXPECT_EQ(count(said, kOneByOne), 1) << said;
+  EXPECT_EQ(count(said, "out of memory"), 1) << said;
+}
+
+// A step of two graphs, of which the second has no collective.
+TEST_F(RanksApartOnCard, ARankCannotCaptureAGraphWithoutCollectives) {
+  OpOnCard::when_run() = [](const Stream& stream) {
+    TESSERA_CHECK(stream.device.index == 0 || !cuda::is_capturing(), "it cannot be captured");
+  };
+  int graphs[2] = {-1, -1};
+  const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) {
+      const Tensor sum = exp(all_reduce(sin(x), world));
+      return exp(op_on_card(op_between_graphs(sum)));
+    });
+    for (int k = 0; k < 7; ++k)
+      expect_values(f(of(0.1 * k)), std::exp(std::exp(2 * std::sin(0.1 * k))));
+    graphs[rank] = f.report().device_graphs;
+  });
+  EXPECT_EQ(graphs[0], 0);
+  EXPECT_EQ(graphs[1], 0);
+  EXPECT_EQ(count(said, kOneByOne), 1) << said;
+}
+
+// The other rank's step has collectives in both graphs, and both are tried.
+TEST_F(RanksApartOnCard, ARankCannotCaptureTheFirstOfTwoGraphs) {
+  OpOnCard::when_run() = [](const Stream& stream) {
+    TESSERA_CHECK(stream.device.index == 0 || !cuda::is_capturing(), "it cannot be captured");
+  };
+  const std::string said = on_two([&](int, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) {
+      const Tensor sum = exp(all_reduce(op_on_card(sin(x)), world));
+      return exp(all_reduce(sin(op_between_graphs(sum)), world));
+    });
+    for (int k = 0; k < 7; ++k)
+      expect_values(f(of(0.1 * k)), std::exp(2 * std::sin(std::exp(2 * std::sin(0.1 * k)))));
+    EXPECT_EQ(f.report().device_graphs, 0);
+  });
+  EXPECT_EQ(count(said, kOneByOne), 1) << said;
+}
+
+// A graph belongs to a stream: on another one a rank begins anew.
+TEST_F(RanksApartOnCard, AnotherStreamForOnce) {
+  const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world)) * 2.0; });
+    for (int k = 0; k < 12; ++k) {
+      std::optional<StreamScope> beside;
+      if (k == 5 && rank == 1) beside.emplace(runtime_of(card_).copy_stream(rank, 0));
+      const Tensor got = f(of(0.1 * k));
+      EXPECT_EQ(f.report().device_graphs > 0, k > 1 && k < 5) << k;
+      beside.reset();
+      expect_values(got, std::exp(2 * std::sin(0.1 * k)) * 2);
+    }
+  });
+  EXPECT_EQ(count(said, kApart), 1) << said;
+}
+
+TEST_F(RanksApartOnCard, AllOnAnotherStreamCaptureAnew) {
+  const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world)) * 2.0; });
+    for (int k = 0; k < 10; ++k) {
+      std::optional<StreamScope> beside;
+      if (k >= 5) beside.emplace(runtime_of(card_).copy_stream(rank, 0));
+      const Tensor got = f(of(0.1 * k));
+      EXPECT_EQ(f.report().device_graphs, k > 1 && k != 5) << k;
+      beside.reset();
+      expect_values(got, std::exp(2 * std::sin(0.1 * k)) * 2);
+    }
+  });
+  EXPECT_EQ(count(said, kApart), 0) << said;
+}
+
+// What a step writes has no other place. Where it is elsewhere on one rank, all capture again, as
+// NCCL demands; where that is so at each call, none does any more.
+TEST_F(RanksApartOnCard, WrittenMemoryIsElsewhereOnOneRank) {
+  const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) {
+      const Tensor sum = all_reduce(sin(x), world);
+      assign_(x, sum);
+      return exp(sum) * 2.0;
+    });
+    const Tensor places[2] = {of(0), of(0)};
+    for (int k = 0; k < 30; ++k) {
+      const Tensor x = places[rank == 1 && (k == 6 || k > 10) ? k % 2 : 1];
+      assign_(x, of(0.1 * (k % 8)));
+      const Tensor got = f(x);
+      expect_values(got, std::exp(2 * std::sin(0.1 * (k % 8))) * 2);
+      expect_values(x, 2 * std::sin(0.1 * (k % 8)));
+      if (k > 1 && k < 16) {
+        EXPECT_EQ(f.report().device_graphs, 1) << k;
+      }
+    }
+    EXPECT_EQ(f.report().device_graphs, 0);
+  });
+  EXPECT_EQ(count(said, kApart), 0) << said;
+}
+
+// The last batch of an epoch, say.
+TEST_F(RanksApartOnCard, AnotherSizeForOnce) {
+  const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sum(sin(x)), world)) * 2.0; });
+    for (int k = 0; k < 12; ++k) {
+      const auto rows = [&](int r) { return r == 1 && k == 6 ? 30 : 40; };
+      const double value = 0.01 * k;
+      const Tensor got = f(of(value, rows(rank)));
+      expect_values(got, std::exp((rows(0) + rows(1)) * std::sin(value)) * 2);
+      if (k > 1 && k < 6) {
+        EXPECT_EQ(f.report().device_graphs, 1) << k;
+      }
+    }
+  });
+  EXPECT_EQ(count(said, kApart), 1) << said;
+}
+
+TEST_F(RanksApartOnCard, OtherSizesFromTheFirstCallOn) {
+  for (const bool dynamic : {true, false}) {
+    const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+      auto f = compile([&](const Tensor& x) { return exp(all_reduce(sum(sin(x)), world)) * 2.0; },
+                       {.dynamic = dynamic});
+      for (int k = 0; k < 12; ++k) {
+        const auto rows = [&](int r) { return r == 0 ? 40 : 40 + 2 * (k % 5); };
+        const double value = 0.01 * k;
+        const Tensor got = f(of(value, rows(rank)));
+        expect_values(got, std::exp((rows(0) + rows(1)) * std::sin(value)) * 2);
+      }
+    });
+    EXPECT_EQ(count(said, kApart), 1) << said;
+  }
+}
+
+// Sizes of their own that stay make graphs with equal collectives.
+TEST_F(RanksApartOnCard, SizesThatDifferBetweenRanksAndStay) {
+  const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sum(sin(x)), world)) * 2.0; });
+    for (int k = 0; k < 6; ++k) {
+      const double value = 0.01 * k;
+      expect_values(f(of(value, 30 + 10 * rank)), std::exp(70 * std::sin(value)) * 2);
+    }
+    EXPECT_EQ(f.report().device_graphs, 1);
+  });
+  EXPECT_EQ(count(said, kApart), 0) << said;
+}
+
+// One rank reduces an argument, the other a value that dies there: only this one has room for it.
+TEST_F(RanksApartOnCard, AnOperandThatIsAnInputOnOneRank) {
+  on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) {
+      if (rank == 0) {
+        all_reduce_(x, world);
+        return exp(x) * 2.0;
+      }
+      const Tensor y = x * 1.0;
+      all_reduce_(y, world);
+      return exp(y) * 2.0;
+    });
+    for (int k = 0; k < 8; ++k) expect_values(f(of(0.1 * k)), std::exp(0.2 * k) * 2);
+    EXPECT_EQ(f.report().device_graphs, 1);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
