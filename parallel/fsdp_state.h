@@ -25,7 +25,7 @@ namespace tessera::parallel::fsdp {
 struct EightBits {
   std::shared_ptr<nn::Fp8Weight> weight;
   Tensor amax, scale;  // of the whole weight
-  // Of what these were computed: this rank's piece and its version, and that of the scale's
+  // These were computed from this piece of this rank, at its version and that of the scale's
   // history.
   Ref<Storage> piece;
   uint32_t version = 0, history = 0;

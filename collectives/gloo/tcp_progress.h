@@ -8,7 +8,7 @@ namespace tessera::detail {
 struct TcpProgress {
   int64_t received = -1, acknowledged = -1;  // -1: not known
 };
-/// Of the socket `fd`. Does not block.
+/// Asks the system about the socket `fd`. Does not block.
 TcpProgress tcp_progress(int fd);
 
 }  // namespace tessera::detail

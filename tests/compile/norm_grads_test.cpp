@@ -217,7 +217,7 @@ TEST(NormGrads, NotOnTheCpu) {
 
 struct Trained {
   std::vector<Tensor> gradients;
-  // Of a replay: launches, gradients by the library, bytes that are read and written.
+  // A replay has so many launches and gradients by the library, and reads and writes these bytes.
   int64_t runs = 0, convolutions = 0, bytes = 0;
 };
 Trained train(Device card, int64_t depth, const char* skip) {

@@ -138,7 +138,8 @@ TEST_P(CudnnCompiles, NormsOfConvolutionsOfResNet50) {
   p.normalises = 1, p.eps = 1e-5;
   expect_plan("batch-norm in f32", p, {.full_precision = true});
 }
-// Of batch-norm's derivative, behind gradients that are masked by a relu and added to another.
+// The sums are those of batch-norm's derivative, behind gradients that are masked by a relu and
+// added to another.
 TEST_P(CudnnCompiles, SumsBehindGradientsOfResNet50) {
   int k = 0;
   const auto expect = [&](const char* name, ConvProblem p, bool relu, bool residual) {

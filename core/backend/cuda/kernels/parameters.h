@@ -279,10 +279,10 @@ struct AttentionCall {
   const void* mask;
   long mask_batch, mask_head, mask_query, mask_key;  // in elements
   int mask_is_bool;
-  // Of instances with dropout: weights whose words are below the threshold count as zeros, the
-  // others times `kept`. Words of batch b lie from draw_begin + b draw_batch on and so on, keys as
-  // neighbours. With `samples`, batch b is row b % draw_rows of sample b / draw_rows, whose number
-  // is the upper half of the counter. `key`, `seed` and `number` as in RandomCall.
+  // Instances with dropout read the rest. Weights whose words are below the threshold count as
+  // zeros, the others times `kept`. Words of batch b lie from draw_begin + b draw_batch on and so
+  // on, keys as neighbours. With `samples`, batch b is row b % draw_rows of sample b / draw_rows,
+  // whose number is the upper half of the counter. `key`, `seed` and `number` as in RandomCall.
   const long* key;
   long seed, number;
   const long* samples;

@@ -93,7 +93,7 @@ struct Beside {
   std::span<const Tensor> sums = {};          // of the result's channels: two, or none
   const BatchNormAttributes* norm = nullptr;  // that y is the result of
   const GradSums* gradient = nullptr;         // that x is the h of
-  // Of the norm mean, var, ..; of the gradient mean, x, ..
+  // The norm has mean, var, ..; the gradient has mean, x, ..
   std::span<const Tensor> operands = {};
 };
 
