@@ -190,6 +190,8 @@ struct Membership {
   // (messages/hierarchical.h): errors name the members of a block by their ranks in the whole
   // group. -1: this is a whole group.
   int first = -1;
+  // Names of the members' hosts, by their rank in the group; null where all are on one.
+  std::shared_ptr<const std::vector<std::string>> hosts = nullptr;
   /// The number of rank `r` in errors.
   int number(int r) const { return first < 0 ? r : first + r; }
 };

@@ -6,6 +6,7 @@
 
 #include "collectives/backend_name.h"
 #include "collectives/device_group.h"
+#include "collectives/gloo/route.h"
 #include "collectives/gloo/transport.h"
 #include "collectives/messages/hierarchical.h"
 #include "collectives/mpi/transport.h"
@@ -36,8 +37,9 @@ struct Record {
   std::string host;
   std::string backend;  // the backend that it asks for
   std::string address;  // of the group's memory; only rank 0's is set
+  std::string master;   // the address by which this rank reaches MASTER_ADDR; "": it does not
   std::string text() const {
-    return fmt::format("{}\n{}\n{}\n{}", machine, host, backend, address);
+    return fmt::format("{}\n{}\n{}\n{}\n{}", machine, host, backend, address, master);
   }
 };
 Record parse_record(const std::string& text) {
@@ -47,10 +49,10 @@ Record parse_record(const std::string& text) {
       lines.emplace_back();
     else
       lines.back() += c;
-  TESSERA_CHECK(lines.size() == 4,
+  TESSERA_CHECK(lines.size() == 5,
                 "init_process_group: a rank's record is \"{}\"; is the store used by two jobs?",
                 text.substr(0, 100));
-  return {lines[0], lines[1], lines[2], lines[3]};
+  return {lines[0], lines[1], lines[2], lines[3], lines[4]};
 }
 bool all_share(std::span<const Record> records, std::string Record::*line) {
   return std::ranges::all_of(records, [&](const Record& r) { return r.*line == records[0].*line; });
@@ -67,12 +69,36 @@ std::vector<Record> exchange(Store& store, const Membership& m, const std::strin
   return records;
 }
 
+// Where this rank listens for its peers: on the way to MASTER_ADDR. On the master's own host its
+// name may be one of loopback (Debian's /etc/hosts has 127.0.1.1 for it); ranks elsewhere know
+// better.
+std::string address_for(const std::vector<Record>& records, const std::string& master,
+                        const Route& route) {
+  if (all_share(records, &Record::machine)) return "127.0.0.1";
+  TESSERA_CHECK(route.error.empty(), "MASTER_ADDR={}: {}", master, route.error);
+  if (!is_loopback(route.here)) return route.here;
+  for (const Record& r : records)
+    if (!r.master.empty() && !is_loopback(r.master)) return r.master;
+  detail::raise<UserError>(
+      fmt::format("MASTER_ADDR={}: is a loopback address, but ranks are on several hosts; use the "
+                  "first host's name or address",
+                  master));
+}
+
 Millis in_millis(double seconds) { return Millis(int64_t(std::ceil(seconds * 1000))); }
 
 int block_size(const std::vector<Record>& records) {
   std::vector<std::string> hosts;
   for (const Record& r : records) hosts.push_back(r.host);
   return block_of_hosts(hosts);
+}
+
+// Of the members' hosts; null where all are on one.
+std::shared_ptr<const std::vector<std::string>> host_names(const std::vector<Record>& records) {
+  if (all_share(records, &Record::machine)) return nullptr;
+  std::vector<std::string> names;  // a machine's identity begins with its name
+  for (const Record& r : records) names.push_back(r.machine.substr(0, r.machine.find(' ')));
+  return std::make_shared<const std::vector<std::string>>(std::move(names));
 }
 
 std::string agree_on_backend(const std::vector<Record>& records) {
@@ -117,15 +143,16 @@ void await_all(Segment& segment, RendezvousStore& store, const Membership& m, Mi
   }
 }
 
-std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
-                                const std::string& prefix) {
+std::unique_ptr<Engine> connect(Membership m, const JoinOptions& o, const std::string& prefix) {
   Segment::Options layout = segment_options(m.size);
   std::shared_ptr<Segment> segment;
   const std::string id = o.host.empty() ? env::get("TESSERA_HOST_ID") : o.host;
   TESSERA_CHECK(id.find('\n') == std::string::npos, "TESSERA_HOST_ID=\"{}\": expected one line",
                 id.substr(0, 100));
   const std::string machine = host_identity();
-  Record mine{machine, fmt::format("{} {}", machine, id), o.backend, ""};
+  const std::string master = env::get("MASTER_ADDR", "127.0.0.1");
+  const Route route = route_to(master);
+  Record mine{machine, fmt::format("{} {}", machine, id), o.backend, "", route.there};
   if (m.rank == 0 && (o.backend.empty() || o.backend == kShm)) {
     segment = Segment::make_shared(m.size, layout);
     mine.address = segment->address();
@@ -133,13 +160,14 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
   auto store = std::make_shared<RendezvousStore>(m, o.store, prefix, o.watchdog);
   auto records = exchange(*store, m, prefix, mine, o.join_timeout);
   std::string backend = agree_on_backend(records);
+  m.hosts = host_names(records);
   if (backend != kShm) {
     auto transport =
         backend == kMpi ? make_mpi_transport(
                               m, {.store = store, .prefix = prefix, .join_timeout = o.join_timeout})
                         : make_gloo_transport(m, {.store = store,
                                                   .prefix = prefix,
-                                                  .loopback = all_share(records, &Record::machine),
+                                                  .address = address_for(records, master, route),
                                                   .timeout = o.timeout,
                                                   .join_timeout = o.join_timeout});
     std::unique_ptr<Engine> engine;

@@ -173,6 +173,10 @@ class Search {
         if (w.holds_up) on.push_back(&w);
     if (on.empty()) return work ? judge_work(rank, *work, by, waiter) : blame(rank, by, waiter, "");
     for (const WaitFacts* w : on) {
+      if (w->moved_ms_ago >= 0 && Millis(w->moved_ms_ago) < timeout_) {
+        undecided_ = true;  // it waits for a slow link, not for a rank
+        continue;
+      }
       if (w->group == group_ && !is_message(*w)) reached_ = std::min(reached_, w->number);
       for (int next : absent_of(*w, rank)) visit(next, *w, rank);
     }
@@ -203,17 +207,32 @@ int WaitFacts::number_of(int r) const {
 std::string WaitFacts::name_of_rank(int r) const {
   const int number = number_of(r);
   if (number < 0) return fmt::format("world rank {}", r);
-  return number == r ? fmt::format("rank {}", r)
-                     : fmt::format("rank {} (world rank {})", number, r);
+  std::string name = fmt::format("rank {}", number);
+  if (number != r) name += fmt::format(" (world rank {})", r);
+  if (hosts) name += " on " + (*hosts)[size_t(number - first)];
+  return name;
+}
+
+std::string WaitFacts::neighbours_of(int r) const {
+  const int number = number_of(r);
+  if (!hosts || number < 0) return "";
+  const std::string& host = (*hosts)[size_t(number - first)];
+  std::vector<int> others;
+  for (size_t i = 0; i < members.size(); ++i)
+    if ((*hosts)[i] == host && members[i] != r) others.push_back(first + int(i));
+  if (others.empty()) return "";
+  return fmt::format("; {} {} on {} too", join_ranks(others), others.size() == 1 ? "is" : "are",
+                     host);
 }
 
 std::string encode(const WaitRecord& record) {
   std::string text = std::to_string(record.beat);
   for (const WaitFacts& w : record.waits)
-    text += fmt::format("\nwait\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}", int(w.kind),
+    text += fmt::format("\nwait\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}", int(w.kind),
                         plain(w.group), fmt::join(w.members, ","), w.number, w.peer,
                         int(w.holds_up), plain(w.call), plain(w.site), int(w.absent.has_value()),
-                        fmt::join(w.absent.value_or(std::vector<int>()), ","), w.awaited);
+                        fmt::join(w.absent.value_or(std::vector<int>()), ","), w.awaited,
+                        w.moved_ms_ago);
   for (const WorkFacts& w : record.work)
     text += fmt::format("\nwork\t{}\t{}\t{}", plain(w.group), plain(w.what), w.idle_ms);
   return text;
@@ -229,7 +248,7 @@ WaitRecord decode_record(const std::string& text) {
       record.work.push_back({.group = f[1], .what = f[2], .idle_ms = number_in(f[3])});
       continue;
     }
-    TESSERA_CHECK(f[0] == "wait" && f.size() == 12,
+    TESSERA_CHECK(f[0] == "wait" && f.size() == 13,
                   "a rank's record holds the line \"{}\"; is the store used by two jobs?",
                   lines[i].substr(0, 100));
     WaitFacts w;
@@ -242,6 +261,7 @@ WaitRecord decode_record(const std::string& text) {
     w.call = f[7], w.site = f[8];
     if (number_in(f[9]) != 0) w.absent = ranks_in(f[10]);
     w.awaited = int(number_in(f[11]));
+    w.moved_ms_ago = number_in(f[12]);
     record.waits.push_back(std::move(w));
   }
   return record;

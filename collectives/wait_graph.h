@@ -5,6 +5,7 @@
 // blamed only where ranks wait in a circle.
 #pragma once
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "collectives/process_group.h"
 
 namespace tessera::detail {
+
+/// The names of the hosts of a group's members, by their rank in it.
+using HostNames = std::shared_ptr<const std::vector<std::string>>;
 
 /// One wait of one rank. Ranks are numbers in the world unless said otherwise.
 struct WaitFacts {
@@ -28,10 +32,12 @@ struct WaitFacts {
   std::optional<std::vector<int>> absent;
   /// If records show all members in the call: the rank whose data has not arrived; -1: not known.
   int awaited = -1;
+  int64_t moved_ms_ago = -1;  // when bytes last moved for it; -1: it is not known
 
   // The rest is not sent to peers.
-  int first = 0;         // number of the first member in errors; see Membership::number
-  uint64_t seq = 0;      // of the call
+  HostNames hosts = nullptr;  // of the members; null where all are on one
+  int first = 0;              // number of the first member in errors; see Membership::number
+  uint64_t seq = 0;           // of the call
   uint64_t entered = 0;  // for a message: the last collective of the group that this rank entered
   bool takes = false;    // for a message: this rank receives
 
@@ -41,8 +47,12 @@ struct WaitFacts {
   /// The number in errors of the rank of the world `r`, by its rank in the group; -1: it is no
   /// member.
   int number_of(int r) const;
-  /// "rank 1 (world rank 3)", or "rank 1" where the two are equal.
+  /// "rank 1 (world rank 3)", or "rank 1" where the two are equal; with " on node1" where members
+  /// are on several hosts.
   std::string name_of_rank(int r) const;
+  /// "; rank 2 is on node1 too": the other members on the host of `r`, which may have gone with it.
+  /// "" where there are none, or all members are on one host.
+  std::string neighbours_of(int r) const;
 };
 
 /// What a rank is busy with while others may have to wait for it; see ProcessGroup::working.
@@ -82,8 +92,8 @@ struct Verdict {
 };
 
 /// Finds the ranks to blame for the wait `mine` of rank `me`, which has lasted until its deadline.
-/// A busy rank may be without progress for `timeout`. Calls `account` for each rank on the way at
-/// most once.
+/// A busy rank may be without progress for `timeout`, and so may a rank whose data still moves.
+/// Calls `account` for each rank on the way at most once.
 Verdict find_culprits(int me, const WaitFacts& mine, Millis timeout,
                       const std::function<Account(int rank)>& account);
 

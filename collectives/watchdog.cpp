@@ -107,6 +107,7 @@ struct Watchdog::Late {
   uint64_t id;
   WaitFacts facts;
   Millis timeout, waited;
+  Millis still;  // since the wait began, or bytes moved for it
   Clock::time_point since;
   bool log = false;
   bool follows_failure = false;  // it had begun when this rank failed in some group
@@ -243,10 +244,17 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
   const auto now = Clock::now();
   for (Entry& e : waits_) {
     if (now - e.since < kCheckInterval) continue;
+    const int64_t bytes = e.wait->moved_bytes();
+    if (e.moved_bytes >= 0 && bytes > e.moved_bytes) e.moved = now;
+    e.moved_bytes = bytes;
+    const auto in_millis = [&](Clock::time_point from) {
+      return std::chrono::duration_cast<Millis>(now - from);
+    };
     late.push_back({.id = e.id,
                     .facts = e.wait->facts(),
                     .timeout = e.wait->timeout(),
-                    .waited = std::chrono::duration_cast<Millis>(now - e.since),
+                    .waited = in_millis(e.since),
+                    .still = in_millis(std::max(e.since, e.moved)),
                     .since = e.since,
                     .log = false,
                     .follows_failure = failure_ && e.since <= failed_at_,
@@ -254,10 +262,11 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
                     .progress = {},
                     .error = {}});
     Late& l = late.back();
+    if (bytes >= 0) l.facts.moved_ms_ago = l.still.count();
     const bool again = e.logged == Clock::time_point() || now - e.logged >= Silence::kAgain;
     l.log = l.waited >= silence_ && again && l.facts.holds_up && l.timeout != Millis(0);
     if (l.log) e.logged = now;
-    if (l.waited >= l.timeout)
+    if (l.still >= l.timeout)
       for (int r : l.facts.members) l.progress[r] = e.wait->progress_of(r);
   }
   return late;
@@ -266,7 +275,7 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
 void Watchdog::check_waits(std::vector<Late>& late) {
   const auto began = Clock::now();
   const bool asks = std::ranges::any_of(late, [](const Late& l) {
-    return l.timeout != Millis(0) && (l.waited >= l.timeout || l.follows_failure);
+    return l.timeout != Millis(0) && (l.still >= l.timeout || l.follows_failure);
   });
   if (!asks) inquiry_.reset();
   if (inquiry_) inquiry_->next_round();
@@ -300,7 +309,7 @@ void Watchdog::check_waits(std::vector<Late>& late) {
   for (Late& l : late) {
     if (l.error || l.timeout == Millis(0)) continue;
     if (l.log) log_wait(l, l.facts.absent.value_or(std::vector<int>()));
-    if (l.waited >= l.timeout && Clock::now() - *unanswered_since_ >= 2 * kResponseTime)
+    if (l.still >= l.timeout && Clock::now() - *unanswered_since_ >= 2 * kResponseTime)
       check_without_store(l);
   }
 }
@@ -319,7 +328,7 @@ void Watchdog::check_without_store(Late& l) {
     if (v.absent.empty() && l.facts.number_of(keeper_) >= 0) v.absent = {keeper_};
     v.why = fmt::format("the store, which world rank {} serves, does not answer", keeper_);
   }
-  l.error = late_error(l.facts, v, l.waited, l.progress);
+  l.error = late_error(l.facts, v, l.still, l.progress);
 }
 
 // Publishes what this rank waits for, and that it runs.
@@ -411,22 +420,23 @@ void Watchdog::check_deaths(Late& l, const std::vector<DeadRank>& all) {
       continue;
     const EndReason reason = end_reason_of(dead.rank);
     l.error =
-        CommError(fmt::format("{}: {} is gone, {}; restart the job, or start a new group "
+        CommError(fmt::format("{}: {} is gone, {}{}; restart the job, or start a new group "
                               "without it",
-                              l.facts.title(), l.facts.name_of_rank(dead.rank), reason.how),
+                              l.facts.title(), l.facts.name_of_rank(dead.rank), reason.how,
+                              l.facts.neighbours_of(dead.rank)),
                   l.facts.group, l.facts.seq, numbers_of(l.facts, {{dead.rank}}), reason.culprits);
     return;
   }
 }
 
 void Watchdog::check_deadline(Late& l) {
-  if (l.waited < l.timeout && !l.follows_failure) return;
+  if (l.still < l.timeout && !l.follows_failure) return;
   if (!inquiry_) inquiry_ = std::make_unique<Inquiry>(*this);
   const Verdict verdict = find_culprits(
       rank_, l.facts, l.timeout, [&](int rank) { return inquiry_->account_of(rank, l.timeout); });
   if (l.follows_failure && (l.facts.absent || !verdict.undecided)) check_failure(l, verdict);
-  if (l.error || verdict.undecided || l.waited < l.timeout) return;
-  l.error = late_error(l.facts, verdict, l.waited, l.progress);
+  if (l.error || verdict.undecided || l.still < l.timeout) return;
+  l.error = late_error(l.facts, verdict, l.still, l.progress);
 }
 
 // Ends a wait for ranks that this rank has given up on in another group; the wait began before

@@ -48,6 +48,10 @@ class Watchdog {
     /// Ends the wait with `error`, or with the error that killed the group before. It may be called
     /// repeatedly.
     virtual void fail(const CommError& error) = 0;
+    /// Bytes that have moved to or from the rank that is waited for, for as long as there was a
+    /// connection. While the number grows the deadline is put off: a slow link is no death. -1: it
+    /// is not known.
+    virtual int64_t moved_bytes() const { return -1; }
     /// Lets the wait look for an end that nothing else would show it.
     virtual void probe() {}
     /// The store key of the group's failure; "": the engine itself looks for that, and for deaths
@@ -154,6 +158,8 @@ struct WatchedWait {
   Watchdog::Wait* wait = nullptr;
   uint64_t id = 0;
   Watchdog::Clock::time_point since, logged{};  // `logged`: when it was last logged
+  int64_t moved_bytes = -1;                     // as last seen
+  Watchdog::Clock::time_point moved{};          // when they were last seen to have grown
 };
 
 }  // namespace tessera::detail

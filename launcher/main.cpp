@@ -20,17 +20,13 @@
 #include "launcher/doctor.h"
 #include "launcher/options.h"
 #include "launcher/placement.h"
+#include "launcher/process_threads.h"
 #include "launcher/supervisor.h"
 
 namespace tessera::launcher {
 namespace {
 
 using Changes = std::vector<std::pair<std::string, std::string>>;
-
-// How often libgomp's threads poll before they sleep: longer than most gaps between the loops of a
-// step. The default is a hundred times that; where other programs run too, a waiting thread would
-// then keep the core from the thread that it waits for.
-constexpr const char* kSpins = "3000";
 
 /// The variables that a rank's environment has besides those of tlaunch.
 Changes rank_environment(const Options& o, const Placement& placement, int port,
@@ -123,6 +119,11 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard, con
   if (placement.shared && o.bind != Bind::kNone)
     console.note(fmt::format("tlaunch: {} ranks share {} {}, round-robin", o.nproc, placement.cores,
                              placement.cores == 1 ? "core" : "cores"));
+  if (o.idle_nodes > 0)
+    console.note(
+        fmt::format("tlaunch: this Slurm job has {} nodes, of which only this one is used: several "
+                    "are not available yet (--standalone says that this is meant)",
+                    o.idle_nodes + 1));
   console.flush(0, -1);
   TcpStoreServer server(o.host, o.port, key);
   for (int attempt = 0;; ++attempt) {

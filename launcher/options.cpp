@@ -153,6 +153,13 @@ void check_single_node(const Typed& typed) {
                 tasks ? tasks : "");
 }
 
+// A batch script of Slurm runs on the first node of its job, with no step of its own.
+int nodes_left_idle(const Typed& typed) {
+  const char* nodes = std::getenv("SLURM_JOB_NUM_NODES");
+  if (!nodes || typed.standalone || std::getenv("SLURM_STEP_ID")) return 0;
+  return int(std::max<int64_t>(to_int(nodes).value_or(1) - 1, 0));
+}
+
 void read_endpoint(const Typed& typed, Options& options) {
   if (typed.endpoint.empty()) return;
   TESSERA_CHECK(!typed.standalone,
@@ -200,6 +207,7 @@ Options checked(const Typed& typed, int cores) {
   Options o;
   read_ranks(typed, cores, o);
   check_single_node(typed);
+  o.idle_nodes = nodes_left_idle(typed);
   read_endpoint(typed, o);
   o.run_id = typed.run_id.empty() ? new_run_id() : typed.run_id;
   TESSERA_CHECK(o.run_id.find('/') == std::string::npos && o.run_id != ".." && o.run_id != "." &&

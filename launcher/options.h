@@ -39,6 +39,7 @@ struct Options {
   int join_timeout_s = 0;                      // 0: leave TESSERA_JOIN_TIMEOUT alone
   double grace_s = 10;
   std::vector<std::pair<std::string, std::string>> env;
+  int idle_nodes = 0;  // further nodes of this Slurm job, which nothing will run on
   bool dry_run = false;
   bool doctor = false;
   std::string program;               // path to execute

@@ -6,7 +6,6 @@
 #include <gloo/transport/context.h>
 #include <gloo/transport/tcp/address.h>
 #include <gloo/transport/tcp/device.h>
-#include <netdb.h>
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -18,7 +17,6 @@
 #include <system_error>
 
 #include "collectives/gloo/mesh.h"
-#include "collectives/store/environment.h"
 
 namespace tessera::detail {
 namespace {
@@ -78,8 +76,8 @@ class TurningLoop final : public gloo::transport::tcp::Handler {
   const Socket always_;
 };
 
-/// Makes `pair` use `socket`.
-void adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device, Socket socket) {
+/// Makes `pair` use `socket`; returns the descriptor of the connection.
+int adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device, Socket socket) {
   using gloo::transport::tcp::Address;
   sockaddr_in address;
   const Socket listener = listen_here(address);
@@ -90,49 +88,29 @@ void adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device, So
   device.unregisterDescriptor(fd, &handler);
   if (dup3(socket.fd(), fd, O_CLOEXEC) < 0) throw std::system_error(errno, std::generic_category());
   device.registerDescriptor(fd, EPOLLIN, &handler);
+  return fd;
 }
 
 /// A Gloo context that uses given connections.
 class Connected final : public gloo::rendezvous::Context {
  public:
   using gloo::rendezvous::Context::Context;
-  void take(std::shared_ptr<gloo::transport::tcp::Device> device, std::vector<Socket> sockets) {
+  /// Returns the descriptors of the connections, by rank.
+  std::vector<int> take(std::shared_ptr<gloo::transport::tcp::Device> device,
+                        std::vector<Socket> sockets) {
     std::shared_ptr<gloo::transport::Context> pairs = device->createContext(rank, size);
     pairs->setTimeout(getTimeout());
     TurningLoop turning(*device);
+    std::vector<int> descriptors(size_t(size), -1);
     for (int r = 0; r < size; ++r)
-      if (r != rank) adopt(*pairs->createPair(r), *device, std::move(sockets[size_t(r)]));
+      if (r != rank)
+        descriptors[size_t(r)] =
+            adopt(*pairs->createPair(r), *device, std::move(sockets[size_t(r)]));
     device_ = std::move(device);
     transportContext_ = std::move(pairs);
+    return descriptors;
   }
 };
-
-/// The address of this host on the route to `host`: the one that a datagram socket binds to when it
-/// is connected, which sends nothing.
-std::string address_towards(const std::string& host) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  int error = getaddrinfo(host.c_str(), "9", &hints, &found);
-  TESSERA_CHECK(error == 0, "MASTER_ADDR={}: does not resolve: {}", host, gai_strerror(error));
-  char text[NI_MAXHOST] = {};
-  for (addrinfo* a = found; a && !text[0]; a = a->ai_next) {
-    int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    sockaddr_storage mine{};
-    socklen_t size = sizeof mine;
-    if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&mine), &size) == 0)
-      getnameinfo(reinterpret_cast<sockaddr*>(&mine), size, text, sizeof text, nullptr, 0,
-                  NI_NUMERICHOST);
-    if (fd >= 0) close(fd);
-  }
-  freeaddrinfo(found);
-  TESSERA_CHECK(text[0], "MASTER_ADDR={}: no route to it from this host", host);
-  TESSERA_CHECK(std::strncmp(text, "127.", 4) != 0 && std::strcmp(text, "::1") != 0,
-                "MASTER_ADDR={}: is a loopback address, but ranks are on several hosts; use the "
-                "first host's name or address",
-                host);
-  return text;
-}
 
 // Gloo writes to sockets without MSG_NOSIGNAL, so a write to a peer that is gone would end this
 // process by SIGPIPE before the failure is reported. A program that handles the signal keeps its
@@ -162,10 +140,8 @@ class BatchPolicy {
 
 }  // namespace
 
-std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
-                                                        const GlooOptions& options) {
-  std::string address =
-      options.loopback ? "127.0.0.1" : address_towards(job_environment().master_addr);
+GlooConnections connect_gloo(const Membership& m, const GlooOptions& options) {
+  const std::string& address = options.address;
   ignore_broken_pipes();
   const int mine = m.world_ranks[size_t(m.rank)];
   auto failed = [&](const std::exception& e) {
@@ -178,6 +154,7 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
   };
   auto context = std::make_shared<Connected>(m.rank, m.size);
   context->setTimeout(options.join_timeout);
+  std::vector<int> descriptors;
   try {
     std::vector<Socket> sockets =
         connect_ranks(m, *options.store, options.prefix + "gloo/", address, options.join_timeout);
@@ -186,8 +163,8 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
       BatchPolicy inherited;
       return gloo::transport::tcp::CreateDevice(attributes);
     }();
-    context->take(std::dynamic_pointer_cast<gloo::transport::tcp::Device>(device),
-                  std::move(sockets));
+    descriptors = context->take(std::dynamic_pointer_cast<gloo::transport::tcp::Device>(device),
+                                std::move(sockets));
   } catch (const PeerError& e) {
     options.store->explain();
     const int peer = m.world_ranks[size_t(e.peer)];
@@ -203,7 +180,7 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
     failed(e);
   }
   options.store->check_members();  // a member that has ended since may have accepted the connection
-  return context;
+  return {std::move(context), std::move(descriptors)};
 }
 
 }  // namespace tessera::detail

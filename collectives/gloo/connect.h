@@ -3,14 +3,17 @@
 #include <gloo/rendezvous/context.h>
 
 #include <memory>
+#include <vector>
 
 #include "collectives/gloo/transport.h"
 
 namespace tessera::detail {
 
-/// Connects all pairs of ranks. Listens on 127.0.0.1 when all ranks are on this host, otherwise on
-/// the address from which this host reaches MASTER_ADDR. Throws CommError.
-std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& members,
-                                                        const GlooOptions& options);
+struct GlooConnections {
+  std::shared_ptr<gloo::rendezvous::Context> context;
+  std::vector<int> sockets;  // of the context, by rank; -1: this rank itself
+};
+/// Connects all pairs of ranks. Throws CommError.
+GlooConnections connect_gloo(const Membership& members, const GlooOptions& options);
 
 }  // namespace tessera::detail

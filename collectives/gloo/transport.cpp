@@ -7,6 +7,7 @@
 
 #include "collectives/backend_name.h"
 #include "collectives/gloo/connect.h"
+#include "collectives/gloo/tcp_progress.h"
 
 namespace tessera::detail {
 namespace {
@@ -32,7 +33,7 @@ std::string reason(std::string text) {
 class GlooTransport final : public Transport {
  public:
   GlooTransport(const Membership& m, const GlooOptions& o)
-      : context_(connect_gloo(m, o)), lifelines_(size_t(m.size)) {}
+      : GlooTransport(m.size, connect_gloo(m, o)) {}
 
   std::string_view name() const override { return kGloo; }
   void exchange(const Call& call, std::span<const Transfer> transfers, Slot slot,
@@ -40,10 +41,15 @@ class GlooTransport final : public Transport {
   void close() override { context_->closeConnections(); }
 
  private:
+  GlooTransport(int size, GlooConnections connections)
+      : context_(std::move(connections.context)),
+        sockets_(std::move(connections.sockets)),
+        lifelines_(size_t(size)) {}
   /// Why the connection to `peer` is lost; "": it is not. Called by the watch's thread.
   std::string lost(int peer);
 
   std::shared_ptr<gloo::rendezvous::Context> context_;
+  const std::vector<int> sockets_;                  // of the context, by rank
   std::vector<std::unique_ptr<Buffer>> lifelines_;  // one for each peer
 };
 
@@ -89,6 +95,13 @@ void GlooTransport::exchange(const Call& call, std::span<const Transfer> transfe
           is_lost = i;
         }
         end(*buffers[i]);
+      },
+      [&]() -> int64_t {
+        // Before all ranks have made the call, what moves belongs to other calls.
+        const size_t i = awaited;
+        if (i == none || slot.step == Step::kHeaders) return -1;
+        const TcpProgress p = tcp_progress(sockets_[size_t(transfers[i].peer)]);
+        return transfers[i].sends ? p.acknowledged : p.received;
       });
   int peer = 0;
   auto for_each = [&](bool sends, auto act) {

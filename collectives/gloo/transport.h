@@ -11,8 +11,8 @@ namespace tessera::detail {
 
 struct GlooOptions {
   std::shared_ptr<RendezvousStore> store;
-  std::string prefix;     // of this group's keys
-  bool loopback = false;  // all ranks are on this host: listen on 127.0.0.1 only
+  std::string prefix;   // of this group's keys
+  std::string address;  // numeric, where this rank listens
   Millis timeout{0};
   Millis join_timeout{0};
 };

@@ -120,7 +120,7 @@ Plan HierarchicalEngine::part_plan(const Call& call, CollKind kind) const {
 void HierarchicalEngine::in_block(const Call& call, const Plan& plan) {
   Ref<Call> part = part_of(call, plan);
   const Watch::Op op(
-      watch_, *part, [this](const CommError& e) { block_->abort(e); }, {}, true);
+      watch_, *part, [this](const CommError& e) { block_->abort(e); }, {}, {}, true);
   block_->run(*part);
 }
 

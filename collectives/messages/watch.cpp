@@ -12,11 +12,12 @@ Watch::Watch(Membership members, std::shared_ptr<Watchdog> dog, std::shared_ptr<
       prefix_(std::move(prefix)) {}
 
 Watch::Op::Op(Watch& watch, const Call& call, std::function<void(const CommError&)> end,
-              std::function<void()> probe, bool in_block)
+              std::function<void()> probe, std::function<int64_t()> moved_bytes, bool in_block)
     : watch_(watch),
       call_(call),
       end_(std::move(end)),
       probe_(std::move(probe)),
+      moved_bytes_(std::move(moved_bytes)),
       in_block_(in_block),
       number_([&] {
         std::lock_guard lock(watch.mutex_);
@@ -39,7 +40,7 @@ WaitFacts Watch::Op::facts() const {
   const Membership& m = watch_.members_;
   WaitFacts f;
   f.group = m.group;
-  f.members = m.world_ranks;
+  f.members = m.world_ranks, f.hosts = m.hosts;
   f.call = call_.title(), f.site = describe(call_.site);
   f.seq = call_.seq();
   f.holds_up = call_.waited_for();
@@ -115,13 +116,13 @@ void Watch::explain(const Call& call, int peer, const std::string& what) {
   // Gloo's text begins with its own source line in brackets.
   std::string transport_text =
       what.substr(what.rfind("] ") == std::string::npos ? 0 : what.rfind("] ") + 2);
-  const std::string who = world == peer ? fmt::format("rank {}", peer)
-                                        : fmt::format("rank {} (world rank {})", peer, world);
-  throw kill(
-      CommError(fmt::format("{}: {} is gone, {}; restart the job, or start a new group without it",
-                            call.title(members_.group), who,
-                            reason.how.empty() ? transport_text : reason.how),
-                members_.group, call.seq(), {peer}, reason.culprits));
+  WaitFacts members;
+  members.members = members_.world_ranks, members.hosts = members_.hosts;
+  throw kill(CommError(
+      fmt::format("{}: {} is gone, {}{}; restart the job, or start a new group without it",
+                  call.title(members_.group), members.name_of_rank(world),
+                  reason.how.empty() ? transport_text : reason.how, members.neighbours_of(world)),
+      members_.group, call.seq(), {peer}, reason.culprits));
 }
 
 }  // namespace tessera::detail

@@ -21,10 +21,12 @@ class Watch {
   class Op final : public Watchdog::Wait {
    public:
     /// `end` makes the wait return and may be called repeatedly; `probe` (may be null) does so
-    /// where nothing else would. `in_block`: the call's block (hierarchical.h) keeps the deadline;
-    /// here only the death of the group ends the wait.
+    /// where nothing else would. `moved_bytes` (may be null): see Watchdog::Wait. `in_block`: the
+    /// call's block (hierarchical.h) keeps the deadline; here only the death of the group ends the
+    /// wait.
     Op(Watch& watch, const Call& call, std::function<void(const CommError&)> end,
-       std::function<void()> probe = {}, bool in_block = false);
+       std::function<void()> probe = {}, std::function<int64_t()> moved_bytes = {},
+       bool in_block = false);
     ~Op();
     /// Says that the call now waits for data of rank `peer` of the group. `all_called`: every rank
     /// has confirmed this call, so that no other rank can be absent.
@@ -36,6 +38,7 @@ class Watch {
     Millis timeout() const override { return in_block_ ? Millis(0) : call_.timeout; }
     void fail(const CommError& error) override;
     void probe() override;
+    int64_t moved_bytes() const override { return moved_bytes_ ? moved_bytes_() : -1; }
     std::string failure_key() const override { return watch_.failure_key(); }
 
    private:
@@ -44,6 +47,7 @@ class Watch {
     const Call& call_;
     const std::function<void(const CommError&)> end_;
     const std::function<void()> probe_;
+    const std::function<int64_t()> moved_bytes_;
     const bool in_block_;
     const uint64_t number_;
     static constexpr int kNobody = std::numeric_limits<int>::max();

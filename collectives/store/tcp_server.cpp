@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
@@ -256,13 +257,26 @@ struct TcpStoreServer::Impl {
   void accept();
 };
 
-void TcpStoreServer::Impl::listen(const std::string& host, int wanted) {
+// Where the server listens for those that are told `host`. A host's own name may be one of loopback
+// to itself (Debian's /etc/hosts has 127.0.1.1 for it), while others find its address elsewhere:
+// then on all addresses.
+tcp::endpoint listening_endpoint(asio::io_context& io, const std::string& host, int port) {
   error_code e;
-  tcp::resolver resolver(shared.io);
-  auto found = resolver.resolve(host, std::to_string(wanted), e);
+  const auto found = tcp::resolver(io).resolve(host, std::to_string(port), e);
   TESSERA_CHECK(!e && !found.empty(), "store: host \"{}\" does not resolve ({}); use an address",
                 host, e.message());
-  tcp::endpoint endpoint = found.begin()->endpoint();
+  const bool back_here = std::ranges::any_of(
+      found, [](const auto& entry) { return entry.endpoint().address().is_loopback(); });
+  asio::ip::make_address(host, e);
+  const bool is_name = bool(e);
+  if (!is_name || !back_here || host == "localhost" || host.ends_with(".localhost"))
+    return found.begin()->endpoint();
+  return {tcp::v4(), static_cast<unsigned short>(port)};
+}
+
+void TcpStoreServer::Impl::listen(const std::string& host, int wanted) {
+  error_code e;
+  const tcp::endpoint endpoint = listening_endpoint(shared.io, host, wanted);
   acceptor.open(endpoint.protocol());
   ::fcntl(acceptor.native_handle(), F_SETFD, FD_CLOEXEC);
   acceptor.set_option(tcp::acceptor::reuse_address(true));

@@ -139,6 +139,10 @@ void Rewrite::apply() {
   g.values = std::move(values);
 }
 
+bool is(const Node& n, std::string_view op) {
+  return n.prim && n.prim->name() == op && n.into.empty();
+}
+
 bool operands_unchanged(const Graph& g, const Node& node, int32_t from, int32_t to) {
   for (int32_t w = from + 1; w < to; ++w)
     for (ValueId id : g.nodes[size_t(w)].into)

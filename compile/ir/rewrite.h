@@ -2,6 +2,7 @@
 // each memory, and a way to replace values by others. Invariant: after apply() the graph can be
 // printed and verified again, and its values are numbered in the order in which they are defined.
 #pragma once
+#include <string_view>
 #include <vector>
 
 #include "compile/ir/graph.h"
@@ -57,6 +58,8 @@ class Rewrite {
 Metas planned_results(const PrimRef& prim, std::span<const Tensor> in);
 /// Returns a tensor without memory that has the layout of a value.
 Tensor shape_of(const Graph& graph, ValueId id);
+/// True where the node is this op and its results have memory of their own.
+bool is(const Node& node, std::string_view op);
 /// True where the node writes memory that existed before it.
 bool is_effect(const Node& node);
 /// True where no node between nodes `from` and `to` writes memory of the operands of `node`.

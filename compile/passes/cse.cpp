@@ -11,7 +11,7 @@ namespace tessera::compiler {
 namespace {
 
 bool may_share(const Node& n) {
-  return n.into.empty() && n.role != Role::kCollective && n.prim->traits().kind != OpKind::kDraw;
+  return n.into.empty() && n.role != Role::kCollective && !n.prim->draws();
 }
 
 uint64_t hash_of(const Node& n, const ValueIds& in) {

@@ -22,10 +22,6 @@ namespace {
 
 constexpr int64_t kAuxMultiple = 8;  // rows of what GELU keeps are a multiple of so many elements
 
-bool is(const Node& n, std::string_view op) {
-  return n.prim && n.prim->name() == op && n.into.empty();
-}
-
 class EpilogueJoiner {
  public:
   explicit EpilogueJoiner(Graph& g) : g_(g), uses_(g) {}

@@ -15,10 +15,6 @@
 namespace tessera::compiler {
 namespace {
 
-bool is(const Node& n, std::string_view op) {
-  return n.prim && n.prim->name() == op && n.into.empty();
-}
-
 class NormJoiner {
  public:
   explicit NormJoiner(Graph& g) : g_(g), uses_(g) {}

@@ -16,10 +16,8 @@ class StatsJoiner {
   explicit StatsJoiner(Graph& g) : g_(g), uses_(g) {}
 
   void run() {
-    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k) {
-      const Node& n = g_.nodes[size_t(k)];
-      if (n.prim && n.into.empty() && n.prim->name() == "batch_norm") join(k);
-    }
+    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k)
+      if (is(g_.nodes[size_t(k)], "batch_norm")) join(k);
     Rewrite(g_).apply();
   }
 
@@ -30,7 +28,7 @@ class StatsJoiner {
     const int32_t at = uses_.producer[size_t(norm.in[0])];
     if (at == kNoNode) return;
     Node& conv = g_.nodes[size_t(at)];
-    if (!conv.prim || conv.prim->name() != "conv" || !conv.into.empty()) return;
+    if (!is(conv, "conv")) return;
     const Meta& y = g_[conv.out[0]].meta;
     const PrimRef joined = conv_stats_op(attributes_of<ConvAttributes>(*conv.prim));
     if ((y.dtype != kF16 && y.dtype != kBF16) || !kernel_table().find(y.device.kind, joined->id()))

@@ -57,6 +57,11 @@ void join_stats(Graph& graph);
 /// and relu, on devices with a kernel for that. The result is rounded once, so a deterministic
 /// graph is left as it is.
 void join_norms(Graph& graph);
+/// Lets the gradient of a convolution's input, of 16-bit floats, mask by the relu and sum what the
+/// derivative of the batch-norm in front of it takes, together with another gradient that is added,
+/// on devices with a kernel for that. Places of roundings and orders of sums change, so a
+/// deterministic graph is left as it is.
+void join_norm_grads(Graph& graph);
 /// Makes one op of a product and what such devices compute beside it for nothing: GELU of its
 /// result, the gradient of GELU, sums of a result or an operand, which are gradients of biases, and
 /// the cast to f32 and the accumulation of a weight's gradient.

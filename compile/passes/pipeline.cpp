@@ -20,6 +20,7 @@ const std::vector<Pass>& pipeline() {
       {"bias", join_bias},
       {"stats", join_stats},
       {"norms", join_norms},
+      {"norm_grads", join_norm_grads},
       {"epilogues", join_epilogues},
       {"fuse", fuse},
       {"overlap", overlap_collectives},

@@ -289,7 +289,8 @@ Tensors decomposed(Level& level, const Call& c) {
 
 // The results by one op on the batch; nullopt where the op must be decomposed or run one by one.
 std::optional<Result> at_once(const Call& c) {
-  if (draws(*c.prim)) return random_draws(c);
+  if (c.prim->traits().kind == OpKind::kDraw) return random_draws(c);
+  if (c.prim->draws()) return dropped_attention(c);
   if (c.size <= 1) return Result{one_by_one(c), true};
   if (auto r = by_rule(c)) return r;
   SampleOp op(c);

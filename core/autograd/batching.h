@@ -18,9 +18,6 @@
 
 namespace tessera {
 
-/// True for ops that draw random numbers.
-inline bool draws(const Primitive& prim) { return prim.traits().kind == OpKind::kDraw; }
-
 /// Results of `prim` at `level`, which is one of vmap. Operands are tensors of the level outside;
 /// where bit i of `batched` is set, dim 0 of operand i is the batch.
 Tensors run_batched(Level& level, const PrimRef& prim, std::span<Tensor> in,

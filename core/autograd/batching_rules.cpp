@@ -44,6 +44,13 @@ class Attributes final : public AttributeVisitor, public AttributeReader {
     return at<std::vector<int64_t>>(name);
   }
 
+  // An integer, which may be one that is not written where it is 0.
+  void set(std::string_view name, int64_t v) {
+    if (has(name))
+      at<int64_t>(name) = v;
+    else
+      integer(name, v);
+  }
   template <class T>
   T& at(std::string_view name) {
     auto* v = const_cast<Value*>(find(name));
@@ -196,15 +203,22 @@ std::optional<Result> embedding_grad_rule(const Call& c) {
 // ---- attention
 
 // Samples are joined along the batch, so a mask of one for all of a sample's batch is repeated.
+Tensor mask_of_batch(const Tensor& mask, int64_t size, int64_t batch) {
+  if (mask.size(1) != 1) return mask;
+  return expand(mask, {size, batch, mask.size(2), mask.size(3), mask.size(4)});
+}
 std::optional<Result> attention_rule(const Call& c) {
   const size_t q = c.prim->id() == intern_op("attention_grad"), last = c.in.size() - 1;
-  if (!attributes_of<AttentionAttributes>(*c.prim).has_mask || !c.batched[last])
-    return std::nullopt;
-  Tensor& mask = c.in[last];
-  if (mask.size(1) == 1)
-    mask = expand(mask,
-                  {c.size, c.in[q].size(c.batched[q]), mask.size(2), mask.size(3), mask.size(4)});
+  if (attributes_of<AttentionAttributes>(*c.prim).has_mask && c.batched[last])
+    c.in[last] = mask_of_batch(c.in[last], c.size, c.in[q].size(c.batched[q]));
   return std::nullopt;
+}
+
+void check_randomness(const Call& c) {
+  TESSERA_CHECK(c.randomness != Randomness::kError,
+                "vmap: {} draws random numbers; say whether samples draw the same or different "
+                "ones: vmap(f, {{.randomness = Randomness::kDifferent}})",
+                c.prim->name());
 }
 
 using Rule = std::optional<Result> (*)(const Call&);
@@ -226,7 +240,6 @@ Rule rule_of(OpId op) {
 }  // namespace
 
 std::optional<Result> random_draws(const Call& c) {
-  if (!draws(*c.prim)) return std::nullopt;
   const bool fill = fills(*c.prim);
   // Where the program gives a key or sample numbers per sample, those decide what is drawn.
   const bool dealt = fill ? c.batched[0] : any_but_first(c.batched);
@@ -235,11 +248,46 @@ std::optional<Result> random_draws(const Call& c) {
     if (c.batched[0]) return std::nullopt;
     return Result{dispatch(c.prim, c.in), false};
   }
-  TESSERA_CHECK(c.randomness != Randomness::kError,
-                "vmap: {} draws random numbers; say whether samples draw the same or different "
-                "ones: vmap(f, {{.randomness = Randomness::kDifferent}})",
-                c.prim->name());
+  check_randomness(c);
   return fill ? filled(c) : dropped(c);
+}
+
+// Samples are joined along the batch.
+std::optional<Result> dropped_attention(const Call& c) {
+  const auto& a = attributes_of<AttentionAttributes>(*c.prim);
+  const size_t more = c.in.size() - size_t(a.further()), key = more + a.has_mask;
+  if (std::find(c.batched.begin() + int64_t(key), c.batched.end(), true) != c.batched.end())
+    return std::nullopt;  // where the program gives those per sample, they decide what is drawn
+  if (!a.drop.by_sample) check_randomness(c);
+  const bool any = std::find(c.batched.begin(), c.batched.end(), true) != c.batched.end(),
+             same = a.drop.by_sample || c.randomness == Randomness::kSame;
+  if (!any && same) return Result{dispatch(c.prim, c.in), false};
+  if (c.size == 0) return std::nullopt;
+  const auto joined = [&](size_t i) {
+    return flatten(c.batched[i] ? c.in[i] : with_batch(c.in[i], c.size), 0, 1);
+  };
+  Tensors in;
+  for (size_t i = 0; i < more; ++i) in.push_back(joined(i));
+  if (a.has_mask) {
+    const size_t q = c.prim->id() == intern_op("attention_grad");
+    const Tensor mask = c.batched[more] ? c.in[more] : with_batch(c.in[more], c.size);
+    in.push_back(c.batched[more] || c.in[more].size(0) > 1
+                     ? flatten(mask_of_batch(mask, c.size, in[q].size(0) / c.size), 0, 1)
+                     : c.in[more]);
+  }
+  in.push_back(c.in[key]);
+  PrimRef prim = c.prim;
+  if (same) {  // a sample draws by its places in it, as a whole does that is number -1
+    Tensor numbers =
+        a.drop.by_sample ? c.in.back() : full({1}, int64_t(-1), {kI64, c.in[more - 1].device()});
+    in.push_back(flatten(with_batch(numbers, c.size), 0, 1));
+    Attributes by_sample(*c.prim);
+    by_sample.set("by_sample", 1);
+    prim = by_sample.made();
+  }
+  Tensors out = dispatch(prim, in);
+  for (Tensor& t : out) t = unflatten(t, 0, {c.size, t.size(0) / c.size});
+  return Result{std::move(out), true};
 }
 
 std::optional<Result> by_rule(const Call& c) {

@@ -22,8 +22,11 @@ struct Result {
   bool batched;
 };
 
-/// A random op, drawn as Call::randomness says; nullopt for other ops. Throws UserError for kError.
+/// A random op, drawn as Call::randomness says. Throws UserError for kError. nullopt: each sample
+/// on its own.
 std::optional<Result> random_draws(const Call& c);
+/// Attention or its gradient with dropout, of which the same holds. nullopt: decomposed.
+std::optional<Result> dropped_attention(const Call& c);
 /// The other ops that have a rule; nullopt for ops without one.
 std::optional<Result> by_rule(const Call& c);
 

@@ -141,7 +141,7 @@ Tensors Level::run(const PrimRef& prim, Inputs in) {
     }
     batched.push_back(b), any |= b;
   }
-  if (vectorizes() && (any || draws(*prim))) return run_batched(*this, prim, inners, batched);
+  if (vectorizes() && (any || prim->draws())) return run_batched(*this, prim, inners, batched);
   Outside scope(*this);
   Tensors out = dispatch(prim, inners);
   for (Tensor& t : out) {

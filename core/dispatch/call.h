@@ -38,8 +38,7 @@ inline Device device_of(const Primitive& prim, std::span<const Tensor> in) {
 
 /// What may be on the CPU beside operands on a device: a number, or the key of a draw.
 inline bool may_be_on_host(const Primitive& prim, const Meta& t) {
-  const bool key = t.device.is_cpu() && prim.traits().kind == OpKind::kDraw && t.dtype == kI64 &&
-                   t.shape == Shape{2};
+  const bool key = t.device.is_cpu() && prim.draws() && t.dtype == kI64 && t.shape == Shape{2};
   return key || is_host_number(t);
 }
 

@@ -159,6 +159,10 @@ class GradApply final : public Part<GradApply> {
 PrimRef batch_norm_apply_op(const BatchNormAttributes& attributes) {
   return PrimRef(new Apply(attributes));
 }
+PrimRef batch_norm_grad_stats_op(bool relu) { return PrimRef(new GradStats({0, {.relu = relu}})); }
+PrimRef batch_norm_grad_apply_op(const BatchNormAttributes& attributes) {
+  return PrimRef(new GradApply(attributes));
+}
 
 ChannelMoments batch_norm_stats(const Tensor& x) {
   Tensors out = dispatch(PrimRef(new Stats({0, {}})), operands(Tensor(x)));
@@ -182,7 +186,7 @@ ChannelSums batch_norm_grad_stats(const Tensor& g, const Tensor& x, const Tensor
                                   const Tensor& y) {
   Tensors in{g, x, mean};
   if (y.defined()) in.push_back(y);
-  Tensors out = dispatch(PrimRef(new GradStats({0, {.relu = y.defined()}})), in);
+  Tensors out = dispatch(batch_norm_grad_stats_op(y.defined()), in);
   return {out[0], out[1]};
 }
 
@@ -193,7 +197,7 @@ BatchNormGrads batch_norm_grad_apply(const Tensor& g, const Tensor& x, const Cha
   if (weight.defined()) in.push_back(cast(weight, stat_type(x.dtype())));
   if (y.defined()) in.push_back(y);
   const BatchNormForm form{.weight = weight.defined(), .residual = residual, .relu = y.defined()};
-  Tensors out = dispatch(PrimRef(new GradApply({eps, form})), in);
+  Tensors out = dispatch(batch_norm_grad_apply_op({eps, form}), in);
   return {out[0], residual ? out[1] : Tensor()};
 }
 

@@ -30,6 +30,9 @@ struct ChannelSums {
 ChannelSums batch_norm_grad_stats(const Tensor& g, const Tensor& x, const Tensor& mean,
                                   const Tensor& y = {});
 
+/// The op of batch_norm_grad_stats: operands g, x, mean, then y behind a relu.
+PrimRef batch_norm_grad_stats_op(bool relu);
+
 struct BatchNormGrads {
   Tensor x, residual;
 };
@@ -39,6 +42,11 @@ struct BatchNormGrads {
 BatchNormGrads batch_norm_grad_apply(const Tensor& g, const Tensor& x, const ChannelMoments& of,
                                      const ChannelSums& mean, const Tensor& weight, double eps,
                                      const Tensor& y = {}, bool residual = false);
+
+/// The op of batch_norm_grad_apply: operands g, x, mean and var of x, the means of g and of
+/// g (x - mean), then weight as `form` has it, then y behind a relu. `form` has a residual where
+/// its derivative is wanted.
+PrimRef batch_norm_grad_apply_op(const BatchNormAttributes& attributes);
 
 /// follow_moments_ of batch_norm.h with `count` as a tensor (0-d, f64), for a sum over ranks.
 void follow_moments_(const Tensor& running_mean, const Tensor& running_var, const BatchMoments& now,

@@ -5,6 +5,7 @@
 
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/precision.h"
+#include "core/ops/conv_grad_norm.h"
 #include "core/ops/conv_stats.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/register.h"
@@ -329,6 +330,12 @@ Tensor convolve_transposed(std::string_view op, int dims, const Tensor& x, const
 
 void check_conv(const ConvAttributes& attributes) { Conv::check_attributes(attributes); }
 PrimRef conv_op(const ConvAttributes& attributes) { return PrimRef(new Conv(attributes)); }
+void check_conv_grad_input(const ConvAttributes& attributes) {
+  ConvGradInput::check_attributes(attributes);
+}
+PrimRef conv_grad_input_op(const ConvAttributes& attributes) {
+  return PrimRef(new ConvGradInput(attributes));
+}
 
 Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvGeometry& o) {
   return convolve("conv1d", 1, x, w, b, o);

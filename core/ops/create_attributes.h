@@ -61,6 +61,10 @@ struct DropoutAttributes {
   bool by_sample = false;
   Dims begin = {};
   Shape global = {};
+  /// Elements whose random words are below this are dropped.
+  uint32_t threshold() const { return uint32_t(p * 4294967296.0); }
+  /// What the others are multiplied by.
+  double kept() const { return 1 / (1 - p); }
   static void fields(auto& a, auto& f) {
     f("p", a.p), f("by_sample", a.by_sample), f("begin", a.begin), f("global", a.global);
   }

@@ -44,21 +44,26 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding_idx = -
 
 enum class AttentionKernel : uint8_t { kAuto, kFlash, kPlain };
 struct AttentionOptions {
-  // Bool (true: attend) or float (added), broadcasts to [B, H, Tq, Tk]. A query that may attend to
-  // no key gives zeros. The flash kernel takes floats below -60000 as -inf.
+  // Bool (true: attend) or float (added), broadcasts to [B, H, Tq, Tk]. Floats below -60000 count
+  // as -inf. A query that may attend to no key gives zeros.
   Tensor mask = {};
   bool causal = false;  // position i attends to j <= i
   double scale = 0;     // 0: 1 / sqrt(D)
-  double dropout = 0;   // of the attention weights
+  // Probability that a weight is dropped, in [0, 1]; the others are divided by 1 - p. Which are is
+  // what tessera::dropout of the weights [B, H, Tq, Tk] drops, whatever kernel computes, with one
+  // key of default_generator() and the numbers of a SampleScope (core/ops/random.h).
+  double dropout = 0;
   // k and v may have fewer heads than q. Each of their heads then serves as many neighbouring heads
   // of q as the quotient is (grouped-query attention, Ainslie et al. 2023).
   bool enable_gqa = false;
   AttentionKernel kernel = AttentionKernel::kAuto;
 };
-/// softmax(q k^T scale + mask) v. q [B, H, Tq, D], k [B, H, Tk, D], v [B, H, Tk, Dv] -> [B, H, Tq,
-/// Dv], all with B or without. The flash kernel works in tiles and never holds [Tq, Tk] (Dao
-/// et al. 2022), except in backward where a float mask requires a gradient. kAuto chooses it, and
-/// kPlain where there is dropout.
+/// dropout(softmax(q k^T scale + mask)) v. q [B, H, Tq, D], k [B, H, Tk, D], v [B, H, Tk, Dv] ->
+/// [B, H, Tq, Dv], all with B or without. The flash kernel works in tiles and never holds [Tq, Tk]
+/// (Dao et al. 2022), except in backward where a float mask requires a gradient: that of the mask
+/// is computed by ordinary ops, in the dtype of q. kAuto chooses it where no operand is empty.
+/// Throws ShapeError for shapes that do not fit, and UserError for operands that are not floats of
+/// one dtype, masks of integers, dropout outside of [0, 1], and kFlash for empty operands.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const AttentionOptions& options = {});
 

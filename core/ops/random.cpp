@@ -262,20 +262,29 @@ Tensor bernoulli(const Tensor& p, Tensor key) {
 
 SampleScope::SampleScope(Tensor numbers) : Scoped(context().samples, std::move(numbers)) {}
 
-Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
-  TESSERA_CHECK(p >= 0 && p <= 1, "dropout: probability {}; expected 0 <= p <= 1", p);
-  if (p == 0) return x;
-  if (p == 1) return x * 0.0;
+DropoutDraw dropout_draw(const Tensor& x, Tensor key, Tensor samples) {
   if (!key.defined()) key = default_generator().next_key();
   if (!samples.defined()) {
     const Tensor& s = context().samples;
     if (s.defined() && x.ndim() > 0 && s.numel() > 0 && x.size(0) % s.numel() == 0) samples = s;
   }
   if (!key.device().is_cpu()) key = key.to(x.device());  // one of the host may stay there
-  Tensors in{x, std::move(key)};
-  if (samples.defined()) in.push_back(samples.to(x.device()));
+  if (samples.defined()) samples = samples.to(x.device());
+  return {std::move(key), std::move(samples)};
+}
+Tensor apply_dropout(const DropoutAttributes& a, const Tensor& x, const DropoutDraw& draw) {
+  Tensors in{x, draw.key};
+  if (a.by_sample) in.push_back(draw.samples);
+  return dispatch1(PrimRef(new Dropout(a)), in);
+}
+
+Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
+  TESSERA_CHECK(p >= 0 && p <= 1, "dropout: probability {}; expected 0 <= p <= 1", p);
+  if (p == 0) return x;
+  if (p == 1) return x * 0.0;
+  const DropoutDraw draw = dropout_draw(x, std::move(key), std::move(samples));
   Scoped<bool> same(context().replicate_plain, true);  // the key and the numbers are
-  return dispatch1(PrimRef(new Dropout({p, samples.defined()})), in);
+  return apply_dropout({p, draw.samples.defined()}, x, draw);
 }
 
 Tensor dropout2d(const Tensor& x, double p, Tensor key, Tensor samples) {

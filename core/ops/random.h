@@ -44,6 +44,16 @@ class SampleScope : public Scoped<Tensor> {
   explicit SampleScope(Tensor numbers);
 };
 
+/// What a call of dropout draws by: a key and maybe sample numbers.
+struct DropoutDraw {
+  Tensor key, samples;
+};
+/// What dropout(x, .., key, samples) draws by. Reads the extent of dim 0 of x and its device.
+DropoutDraw dropout_draw(const Tensor& x, Tensor key = {}, Tensor samples = {});
+struct DropoutAttributes;
+/// The op dropout, which functions of several ops call: `x` may be a part of a tensor.
+Tensor apply_dropout(const DropoutAttributes& attributes, const Tensor& x, const DropoutDraw& draw);
+
 /// x with each element zeroed with probability p and the others divided by 1 - p. `samples` i64 [B]
 /// numbers the samples along dim 0 of x. If undefined, those of SampleScope are used when their
 /// extent divides dim 0; otherwise elements are drawn by position.

@@ -27,6 +27,7 @@ const OpRegistry& op_registry() {
     register_conv_ops(*r);
     register_conv_stats_ops(*r);
     register_conv_norm_ops(*r);
+    register_conv_grad_norm_ops(*r);
     register_pool_ops(*r);
     register_quantized_ops(*r);
     register_batch_norm_ops(*r);

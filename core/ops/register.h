@@ -24,6 +24,7 @@ void register_norm_ops(OpRegistry& registry);
 void register_conv_ops(OpRegistry& registry);
 void register_conv_stats_ops(OpRegistry& registry);
 void register_conv_norm_ops(OpRegistry& registry);
+void register_conv_grad_norm_ops(OpRegistry& registry);
 void register_pool_ops(OpRegistry& registry);
 void register_quantized_ops(OpRegistry& registry);
 void register_batch_norm_ops(OpRegistry& registry);

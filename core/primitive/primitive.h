@@ -68,6 +68,9 @@ class Primitive : public RefCounted {
   /// Additions and multiplications of a product; 0 for other ops, which do not count theirs.
   virtual double flops(MetaSpan /*in*/, std::span<const Meta> /*out*/) const { return 0; }
 
+  /// True where the op draws random bits; one of its operands is then the key, i64 [2].
+  virtual bool draws() const { return traits().kind == OpKind::kDraw; }
+
   virtual SaveMask saved() const { return {}; }
   /// Cotangents of the inputs from those of the outputs, in ordinary ops, so that they can be
   /// differentiated again. An undefined result means zero. The default throws NotDifferentiable.

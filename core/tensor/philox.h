@@ -38,6 +38,12 @@ constexpr Philox4 philox4x32(uint64_t key, uint64_t counter_hi, uint64_t counter
 /// The first 64 bits of a block.
 constexpr uint64_t low64(const Philox4& p) { return uint64_t(p.v[1]) << 32 | p.v[0]; }
 
+/// The key of the stream that a generator's key (seed, number) names: one of its own, so that
+/// streams never meet whatever their counters are.
+constexpr uint64_t stream_key(uint64_t seed, uint64_t number) {
+  return low64(philox4x32(seed, 0x7465737365726121ull, number));
+}
+
 /// A word as a float in [0, 1): its top 24 bits, so every value is exact.
 constexpr float uniform_float(uint32_t word) { return float(word >> 8) * 0x1p-24f; }
 

@@ -210,6 +210,35 @@ TEST(WaitGraph, EveryRankOfARandomJobFindsTheOneThatStopped) {
   }
 }
 
+// All have made the call, and the data of one comes slowly.
+TEST(WaitGraph, ARankWhoseDataStillMovesIsNotBlamed) {
+  for (const int64_t ago : {int64_t(-1), int64_t(0), kTimeout.count() - 1, kTimeout.count()}) {
+    World w;
+    WaitFacts mine = wait_in("world", {0, 1, 2}, 7, std::nullopt);
+    mine.awaited = 1;
+    w.waits(0, mine);
+    mine.awaited = 2, mine.moved_ms_ago = ago;
+    w.waits(1, mine);
+    mine.awaited = 1;
+    w.waits(2, mine);
+    EXPECT_EQ(w.judge(0).undecided, ago >= 0 && ago < kTimeout.count()) << ago;
+  }
+}
+
+TEST(WaitGraph, HostsAreNamedWhereThereAreSeveral) {
+  WaitFacts w = wait_in("world", {4, 6, 7}, 7, std::nullopt);
+  EXPECT_EQ(w.name_of_rank(6), "rank 1 (world rank 6)");
+  EXPECT_EQ(w.neighbours_of(6), "");
+  w.hosts = std::make_shared<const std::vector<std::string>>(
+      std::vector<std::string>{"node0", "node1", "node1"});
+  EXPECT_EQ(w.name_of_rank(6), "rank 1 (world rank 6) on node1");
+  EXPECT_EQ(w.name_of_rank(5), "world rank 5");
+  EXPECT_EQ(w.neighbours_of(6), "; rank 2 is on node1 too");
+  EXPECT_EQ(w.neighbours_of(4), "");
+  w.hosts = std::make_shared<const std::vector<std::string>>(3, "node0");
+  EXPECT_EQ(w.neighbours_of(6), "; ranks 0, 2 are on node0 too");
+}
+
 TEST(WaitGraph, RecordsComeBackAsTheyWereTold) {
   WaitRecord record{.beat = 12345678901234567u, .waits = {}, .work = {}};
   record.waits.push_back(wait_in("world/1.0", {0, 5, 7}, 3, Ranks{5}));
@@ -217,7 +246,7 @@ TEST(WaitGraph, RecordsComeBackAsTheyWereTold) {
   record.waits.push_back(wait_in("b", {1, 2}, 8, Ranks{}));
   record.waits[1].kind = WaitFacts::Kind::kJoin;
   record.waits[1].holds_up = false;
-  record.waits[2].peer = 2, record.waits[2].awaited = 1;
+  record.waits[2].peer = 2, record.waits[2].awaited = 1, record.waits[2].moved_ms_ago = 1234;
   record.work.push_back({"world/3.0", "saving into 'a b'", 77});
   EXPECT_EQ(decode_record(encode(record)), record);
   record.work[0].what = "two\nlines\tand a tab";

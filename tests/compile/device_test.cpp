@@ -300,6 +300,34 @@ TEST_F(CompiledOnCard, PaddingIsReadByAttention) {
   }
 }
 
+// The key is a number of the host that every replay takes anew, and the weights that are dropped
+// are those of an eager call and of the CPU.
+TEST_F(CompiledOnCard, AttentionDropsWhatEagerCallsDrop) {
+  for (DType t : {kF32, kBF16})
+    for (int64_t places : {8, 9}) {
+      const auto plain = [&](const Tensor& leaf) {
+        Tensor x = leaf.detach().requires_grad_();
+        Tensors parts = unbind(x, 2);
+        for (Tensor& p : parts) p = permute(p, {0, 2, 1, 3});
+        const Tensor y = scaled_dot_product_attention(parts[0], parts[1], parts[2],
+                                                      {.causal = true, .dropout = 0.3});
+        sum(square(permute(y, {0, 2, 1, 3}))).backward();
+        return x.grad();
+      };
+      auto f = compile(plain);
+      std::vector<Tensor> in, got;
+      for (int k = 0; k < 5; ++k) in.push_back(drawn({2, places, 3, 4, 8}, k).to(t));
+      manual_seed(5);
+      for (const Tensor& x : in) got.push_back(f(x));
+      EXPECT_EQ(f.report().compiled, 1) << f.report().unoptimised;
+      manual_seed(5);
+      for (size_t k = 0; k < in.size(); ++k) expect_close(got[k], plain(in[k]), 1e-5);
+      manual_seed(5);
+      for (size_t k = 0; k < in.size(); ++k)
+        expect_close(got[k], plain(in[k].cpu()).to(card_), t == kF32 ? 1e-5 : 3e-2);
+    }
+}
+
 TEST_F(CompiledOnCard, HeadsTooWideForTheKernelsAreBetweenGraphs) {
   const auto plain = [&](const Tensor& x) {
     const Tensor q = gram(exp(x)).reshape({1, 1, 4, 4}),

@@ -138,6 +138,40 @@ TEST_P(CudnnCompiles, NormsOfConvolutionsOfResNet50) {
   p.normalises = 1, p.eps = 1e-5;
   expect_plan("batch-norm in f32", p, {.full_precision = true});
 }
+// Of batch-norm's derivative, behind gradients that are masked by a relu and added to another.
+TEST_P(CudnnCompiles, SumsBehindGradientsOfResNet50) {
+  int k = 0;
+  const auto expect = [&](const char* name, ConvProblem p, bool relu, bool residual) {
+    p.statistics = 1, p.relu = relu, p.residual = residual;
+    EXPECT_TRUE(takes(p));
+    expect_plan(
+        fmt::format("{}: {} x {} to {}, {} x {}", name, p.x[1], p.x[2], p.w[0], p.w[2], p.w[3]), p);
+  };
+  for (const auto& [in, extent, out, kernel, stride] : resnet50())
+    if (stride == 1 && k++ % 4 == 0)
+      expect("relu and another gradient",
+             square(ConvKind::kGradInput, dnn::kBFloat16, 32, in, extent, out, kernel, 1), true,
+             true);
+  const ConvProblem one = square(ConvKind::kGradInput, dnn::kHalf, 32, 64, 56, 64, 3, 1);
+  expect("neither", one, false, false);
+  expect("relu", one, true, false);
+  expect("another gradient", one, false, true);
+}
+// Why takes() says no.
+TEST_P(CudnnCompiles, NoSumsBehindGradientsWithStridesOrGroups) {
+  const auto gradient = [](int64_t kernel, int64_t stride) {
+    return square(ConvKind::kGradInput, dnn::kBFloat16, 32, 256, 56, 512, kernel, stride);
+  };
+  ConvProblem grouped = gradient(3, 1);
+  grouped.w[1] = 8;
+  for (ConvProblem p : {gradient(1, 2), gradient(3, 2), grouped}) {
+    p.statistics = p.relu = 1;
+    EXPECT_FALSE(takes(p));
+    std::string why;
+    EXPECT_TRUE(compile(p, {}, nullptr, why).empty());
+    EXPECT_NE(why, "");
+  }
+}
 /// What the library says of graphs around one convolution of ResNet, in bf16.
 class CudnnFuses : public CudnnCompiles {
  protected:

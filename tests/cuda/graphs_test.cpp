@@ -1,6 +1,8 @@
-// Convolutions and attention by cuDNN beside those of our own kernels: which of the two computes,
-// what comes of it, and what becomes of a program whose library is missing, old or broken.
-// Executions are counted where the virtual GPU does that.
+// Attention by cuDNN beside that of our own kernels: which of the two computes, what comes of it,
+// and what becomes of a program whose library is missing, old or broken. Executions are counted
+// where the virtual GPU does that.
+#include "tests/cuda/graphs.h"
+
 #include <dlfcn.h>
 
 #include <cstring>
@@ -9,186 +11,17 @@
 #include <functional>
 
 #include "core/autograd/autograd.h"
-#include "core/backend/cuda/cudnn/plans.h"
 #include "core/base/deterministic.h"
 #include "core/dispatch/dispatch.h"
-#include "core/ops/conv.h"
-#include "core/ops/conv_norm.h"
-#include "core/ops/conv_stats.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
-#include "core/ops/pointwise.h"
-#include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
 #include "core/primitive/registry.h"
-#include "tests/core/ops/sweep.h"
-#include "tests/cuda/card.h"
-#include "tests/cuda/counters.h"
 #include "tests/cuda/made_library.h"
 
 namespace tessera::cuda {
 namespace {
-
-double tolerance(DType t) { return t == kF32 ? 1e-5 : t == kF16 ? 4e-3 : 3e-2; }
-Tensor values(const Shape& s, DType t, int64_t seed) {
-  return (rand(s, {kF32}, from_values<int64_t>({seed, 3}, {2})) - 0.5).to(t).to(device_of(0));
-}
-
-class CudaGraphs : public OnCard {
- protected:
-  void SetUp() override {
-    OnCard::SetUp();
-    if (device_count() && !cudnn()) GTEST_SKIP() << why_no_cudnn();
-  }
-  using Computed = std::vector<Tensor>;
-  /// `compute` by the library, which has to run `counted` graphs of these names, and by our own
-  /// kernels.
-  static void compare(const std::function<Computed()>& compute, DType t,
-                      std::initializer_list<std::pair<const char*, int64_t>> counted) {
-    std::vector<int64_t> before;
-    for (const auto& [name, runs] : counted) before.push_back(runs_of(name));
-    const Computed got = compute();
-    size_t i = 0;
-    for (const auto& [name, runs] : counted) {
-      if (before[i] >= 0) {
-        EXPECT_EQ(runs_of(name) - before[i], runs) << name;
-      }
-      ++i;
-    }
-    const OwnGraphs own;
-    const Computed want = compute();
-    for (size_t k = 0; k < got.size(); ++k)
-      sweep::expect_close(got[k].cpu(), want[k].cpu(), tolerance(t), fmt::format("result {}", k));
-  }
-};
-
-constexpr DType kTypes[] = {kF32, kF16, kBF16};
-const char* name_of_kernel(DType t) {
-  return t == kF32   ? "batch_norm_f32_moments_of_sums"
-         : t == kF16 ? "batch_norm_f16_moments_of_sums"
-                     : "batch_norm_bf16_moments_of_sums";
-}
-
-const char* norm_kernel(DType t) {
-  return t == kF32   ? "batch_norm_f32_normalize"
-         : t == kF16 ? "batch_norm_f16_normalize"
-                     : "batch_norm_bf16_normalize";
-}
-
-/// The result and the gradients of all operands.
-std::vector<Tensor> with_gradients(const std::function<Tensor(const std::vector<Tensor>&)>& f,
-                                   std::vector<Tensor> in) {
-  for (Tensor& t : in) t = t.detach().requires_grad_();
-  const Tensor y = f(in), seed = values(y.shape(), y.dtype(), 9);
-  std::vector<Tensor> all{y.detach()};
-  for (Tensor& g : grad({&y, 1}, in, {&seed, 1})) all.push_back(g);
-  return all;
-}
-
-struct Case {
-  Shape x, w;
-  ConvGeometry geometry;
-};
-Tensor conv_of(const Case& c, const Tensor& x, const Tensor& w) {
-  switch (c.x.size()) {
-    case 3: return conv1d(x, w, {}, c.geometry);
-    case 4: return conv2d(x, w, {}, c.geometry);
-    default: return conv3d(x, w, {}, c.geometry);
-  }
-}
-
-TEST_F(CudaGraphs, ConvolutionsAndTheirGradients) {
-  const Case cases[] = {{{2, 8, 9, 7}, {16, 8, 3, 3}, {.padding = 1}},
-                        {{2, 3, 12, 12}, {8, 3, 5, 5}, {.stride = 2, .padding = 2}},
-                        {{2, 16, 6, 6}, {8, 16, 1, 1}, {}},
-                        {{2, 16, 6, 6}, {8, 16, 1, 1}, {.stride = 2}},
-                        {{2, 8, 8, 8}, {8, 2, 3, 3}, {.padding = 1, .groups = 4}},
-                        {{2, 6, 9, 9}, {6, 1, 3, 3}, {.padding = 2, .dilation = 2, .groups = 6}},
-                        {{2, 4, 9, 8}, {6, 4, 2, 3}, {.padding = kSame}},  // one more behind
-                        {{3, 5, 20}, {7, 5, 4}, {.stride = 3, .padding = 1}},
-                        {{2, 4, 4, 5, 6}, {6, 4, 3, 2, 3}, {.padding = 1}}};
-  for (DType t : kTypes)
-    for (const Case& c : cases) {
-      SCOPED_TRACE(fmt::format("{} with {}, {}", to_string(c.x), to_string(c.w), name_of(t)));
-      const std::vector<Tensor> in{values(c.x, t, 1), values(c.w, t, 2)};
-      compare(
-          [&] {
-            return with_gradients(
-                [&](const std::vector<Tensor>& v) { return conv_of(c, v[0], v[1]); }, in);
-          },
-          t,
-          {{"cudnn convolution", 1},
-           {"cudnn convolution_data", 1},
-           {"cudnn convolution_filter", 1}});
-    }
-}
-TEST_F(CudaGraphs, ConvolutionsOfOperandsThatLieOtherwise) {
-  const Case c{{2, 8, 9, 7}, {16, 8, 3, 3}, {.padding = 1}};
-  for (DType t : kTypes) {
-    const Tensor turned = permute(values({2, 7, 9, 8}, t, 1), {0, 3, 2, 1});
-    const Tensor part = narrow(values({2, 8, 9, 9}, t, 1), 3, 1, 7);
-    const Tensor shifted = reshape(narrow(values({2 * 8 * 9 * 7 + 1}, t, 1), 0, 1, 2 * 8 * 9 * 7),
-                                   {2, 9, 7, 8});  // begins at no multiple of 16 bytes
-    for (const Tensor& x : {turned, part, permute(shifted, {0, 3, 1, 2})})
-      compare([&] { return std::vector{conv_of(c, x, values(c.w, t, 2))}; }, t,
-              {{"cudnn convolution", 1}});
-  }
-}
-
-PrimRef stats_of_conv() { return conv_stats_op({{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}}); }
-TEST_F(CudaGraphs, MomentsOfConvolutions) {
-  for (DType t : kTypes) {
-    const Tensor x = values({3, 8, 6, 5}, t, 1) + 0.5, w = values({16, 8, 3, 3}, t, 2);
-    compare(
-        [&] {
-          const Tensors all = dispatch(stats_of_conv(), operands(Tensor(x), Tensor(w)));
-          return std::vector<Tensor>(all.begin(), all.end());
-        },
-        t, {{"cudnn convolution", 1}, {name_of_kernel(t), t == kF32 ? 0 : 1}});
-  }
-}
-
-// One graph, with no kernel behind it; operands that lie otherwise are copied.
-TEST_F(CudaGraphs, ConvolutionsThatNormalise) {
-  const Case cases[] = {{{3, 8, 6, 5}, {16, 8, 3, 3}, {.padding = 1}},
-                        {{2, 8, 9}, {6, 4, 3}, {.stride = 2, .groups = 2}},
-                        {{2, 3, 4, 5, 4}, {5, 3, 2, 3, 1}, {}}};
-  for (DType t : kTypes)
-    for (const Case& c : cases)
-      for (int form = 0; form < 16; form += t == kBF16 && &c == cases ? 1 : 15) {
-        SCOPED_TRACE(
-            fmt::format("{} with {}, {}, {}", to_string(c.x), to_string(c.w), name_of(t), form));
-        const Tensor x = values(c.x, t, 1), w = values(c.w, t, 2), plain = conv_of(c, x, w);
-        const int spatial = x.ndim() - 2;
-        const auto all = [&](const PerDim& n) { return n.expand(spatial, 0, "test", "window"); };
-        const Dims padding = all(c.geometry.padding.both());
-        const BatchNormForm of{bool(form & 1), bool(form & 2), bool(form & 4), bool(form & 8)};
-        const PrimRef prim = conv_norm_op({{{all(c.geometry.stride), all(c.geometry.dilation),
-                                             padding, padding, c.geometry.groups}},
-                                           {1e-5, of}});
-        std::vector<Tensor> in{x, w, values({w.size(0)}, kF32, 3),
-                               values({w.size(0)}, kF32, 4) + 1.0};
-        if (of.weight) in.push_back(values({w.size(0)}, kF32, 5) + 1.0);
-        if (of.bias) in.push_back(select(values({w.size(0), 2}, kF32, 6), 1, 0));
-        if (of.residual) in.push_back(values(plain.shape(), t, 7));
-        compare([&] { return std::vector{dispatch1(prim, in)}; }, t,
-                {{"cudnn convolution", 1}, {norm_kernel(t), 0}});
-      }
-}
-// As our own kernel does: what is no number is not made 0 by the relu.
-TEST_F(CudaGraphs, ConvolutionsThatNormaliseKeepNan) {
-  const Tensor x = values({2, 8, 6, 5}, kBF16, 1), w = values({16, 8, 3, 3}, kBF16, 2),
-               mean = values({16}, kF32, 3), var = full({16}, -1.0, {kF32, device_of(0)});
-  const PrimRef prim =
-      conv_norm_op({{{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}}, {1e-5, {.relu = true}}});
-  const auto compute = [&] {
-    std::vector<Tensor> in{x, w, mean, var};
-    return std::vector{isnan(dispatch1(prim, in)).to(kF32)};
-  };
-  compare(compute, kF32, {{"cudnn convolution", 1}});
-  EXPECT_EQ(amin(compute()[0]).item<float>(), 1.0f);
-}
 
 TEST_F(CudaGraphs, AttentionAndItsGradients) {
   struct Heads {
@@ -354,6 +187,34 @@ bool equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   }
   return true;
 }
+// Tiles of keys at the beginning that no query of a sequence sees; if causal, queries that see
+// none.
+TEST_F(CudaGraphs, AttentionWithPaddingInFrontOfKeys) {
+  const int64_t keys = 200;
+  const Tensor begin = from_values<int64_t>({0, 129, 199}, {3, 1, 1, 1}),
+               sees = ge(arange(0, keys, 1, {.device = kCPU}), begin);
+  for (DType t : kTypes)
+    for (bool causal : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} {}", name_of(t), causal));
+      const int64_t queries = causal ? keys : 9;
+      const std::vector<Tensor> in{values({3, 1, queries, 8}, t, 1), values({3, 1, keys, 8}, t, 2),
+                                   values({3, 1, keys, 8}, t, 3)};
+      const auto attend = [&](Device on) {
+        std::vector<Tensor> there;
+        for (const Tensor& x : in) there.push_back(x.to(on));
+        const AttentionOptions o{.mask = sees.to(on), .causal = causal};
+        return with_gradients(
+            [&](const std::vector<Tensor>& v) {
+              return scaled_dot_product_attention(v[0], v[1], v[2], o);
+            },
+            there);
+      };
+      compare([&] { return attend(device_of(0)); }, t, {{"cudnn products", t == kF32 ? 0 : 2}});
+      const auto got = attend(device_of(0)), want = attend(kCPU);
+      for (size_t i = 0; i < got.size(); ++i)
+        sweep::expect_close(got[i].cpu(), want[i], tolerance(t), fmt::format("CPU, result {}", i));
+    }
+}
 // Numbers that programs write for -inf.
 TEST_F(CudaGraphs, LowNumbersOfMasksAreNone) {
   for (DType t : {kF16, kBF16}) {
@@ -492,6 +353,12 @@ TEST_F(CudaGraphsAlone, AreOursWhereTheLibraryIsOldOrNotTheVirtualOne) {
     expect(output, 0, kOwn);
     EXPECT_NE(output.find(why), output.npos) << output;
   }
+}
+TEST_F(CudaGraphsAlone, AttentionIsOursWhereTheLibrarysIsKnownToBeWrong) {
+  for (const char* version : {"91000", "91001"})
+    expect(run(fmt::format("VGPU_CUDNN_VERSION={}", version)), 2,
+           "Tessera's own kernels compute attention: that of cuDNN 9.10.");
+  expect(run("VGPU_CUDNN_VERSION=91002"), 3, "");
 }
 // A graph that the library refuses is ours from then on, and others stay the library's.
 TEST_F(CudaGraphsAlone, AreOursWhereTheLibraryRefusesThem) {

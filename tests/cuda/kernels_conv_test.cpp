@@ -68,6 +68,22 @@ TEST_F(BatchNorm, ForwardAndBackwardWithResidualAndRelu) {
       ASSERT_EQ(got_residual[i], float(cot(i)));
     }
   }
+  // The same sums of a gradient that another is added to, masked where it lies.
+  c.residual = dr.get(), c.dresidual = dg.get();
+  run("masked_sums", p.geometry), run("join_sums", cover(channels, 256));
+  const auto masked = dg.read(), masked_w = gw.read(), masked_b = gb.read();
+  for (size_t k = 0; k < channels; ++k) {
+    double mu = 0, v = 0, sg = 0, sh = 0;
+    for (size_t r = 0; r < rows; ++r) mu += x[r * channels + k] / double(rows);
+    for (size_t r = 0; r < rows; ++r) v += std::pow(x[r * channels + k] - mu, 2) / double(rows);
+    for (size_t r = 0; r < rows; ++r) {
+      const size_t i = r * channels + k;
+      ASSERT_EQ(masked[i], got[i] > 0 ? g[i] + residual[i] : 0.0f);
+      sg += masked[i], sh += masked[i] * (x[i] - mu) / std::sqrt(v + 1e-5);
+    }
+    ASSERT_NEAR(masked_w[k], sh, 1e-4);
+    ASSERT_NEAR(masked_b[k], sg, 1e-4);
+  }
 }
 
 // Two images of 2 groups of 3 channels, 6 x 5; kernels 3 x 2, stride 2 x 1, padding 1 x 0.

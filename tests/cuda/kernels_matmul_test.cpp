@@ -7,6 +7,7 @@
 
 #include "core/backend/cuda/kernels/attention.h"
 #include "core/backend/cuda/kernels/matmul.h"
+#include "core/tensor/philox.h"
 #include "tests/cuda/kernels_device.h"
 // clang-format off
 #include "core/ops/functors/prelude.h"
@@ -163,12 +164,15 @@ TEST_F(Matmul, ExactSumsAreTrees) {
 // What a mask holds: a bool for each key, the same for all queries, false behind the first tile;
 // one for each score; a number for each score, some -inf. One query attends to no key.
 enum class Mask { kNone, kKeys, kScores, kNumbers };
+// Words of each four keys are a block, or parts of two; then the draw is by sample.
+enum class Drop { kNone, kAligned, kApart };
 
 // One batch of two heads in one tensor [positions, heads, width], queries and keys of other
 // numbers.
 template <class T>
 void check_attention(DType t, AttentionShape shape, bool causal, double tolerance,
-                     int64_t width = 20, unsigned packs = 0, Mask mask = Mask::kNone) {
+                     int64_t width = 20, unsigned packs = 0, Mask mask = Mask::kNone,
+                     Drop drop = Drop::kNone) {
   using C = std::conditional_t<std::is_same_v<T, fn::BF16>, float, T>;
   Device& d = *Device::get();
   const int64_t heads = 2, queries = 70, keys = causal ? 70 : 45,
@@ -210,6 +214,17 @@ void check_attention(DType t, AttentionShape shape, bool causal, double toleranc
                   0,
                   0,
                   0,
+                  0,
+                  nullptr,
+                  7,
+                  3,
+                  nullptr,
+                  0,
+                  0,
+                  0,
+                  0,
+                  0,
+                  0,
                   0};
   std::vector<C> adds(static_cast<size_t>(heads * queries * keys));
   std::vector<uint8_t> sees(adds.size());
@@ -232,11 +247,25 @@ void check_attention(DType t, AttentionShape shape, bool causal, double toleranc
   if (mask != Mask::kNone)
     c.mask = c.mask_is_bool ? (const void*)on_card.get() : numbers_on_card.get();
   c.mask_head = queries * keys, c.mask_query = mask == Mask::kKeys ? 0 : keys, c.mask_key = 1;
+  const bool drops = drop != Drop::kNone;
+  const Array<long> key(std::vector<long>{7, 3}), samples(std::vector<long>{41});
+  const uint64_t hi = drop == Drop::kApart ? 41 : ~uint64_t(0);
+  if (drop == Drop::kApart) c.key = key.get(), c.samples = samples.get(), c.draw_rows = 1;
+  c.draw_begin = drop == Drop::kApart ? 5 : 8, c.draw_batch = -1;  // there is one
+  c.draw_query = drop == Drop::kApart ? keys + keys % 2 + 1 : (keys + 3) / 4 * 4;
+  c.draw_head = queries * c.draw_query;
+  if (drops) c.threshold = 0x50000000, c.kept = 1.5;
+  // What a weight is multiplied by.
+  const auto times = [&](int64_t h, int64_t i, int64_t j) {
+    if (!drops) return 1.0;
+    const uint64_t at = uint64_t(c.draw_begin + h * c.draw_head + i * c.draw_query + j);
+    return philox4x32(stream_key(7, 3), hi, at / 4).v[at % 4] < c.threshold ? 0.0 : c.kept;
+  };
   const KernelText text{attention_family(shape),
-                        {attention_instance(t, shape, mask != Mask::kNone)}};
+                        {attention_instance(t, shape, mask != Mask::kNone, drops)}};
   auto run = [&](const char* entry, AttentionEntry e, int64_t positions) {
     d.launch(d.function(text, text.instances[0].name + entry),
-             attention_geometry(e, t, shape, heads, positions), c);
+             attention_geometry(e, t, shape, heads, positions, drops), c);
   };
   run("_forward", AttentionEntry::kForward, queries);
   run("_delta", AttentionEntry::kDelta, queries);
@@ -267,15 +296,15 @@ void check_attention(DType t, AttentionShape shape, bool causal, double toleranc
       for (int64_t l = 0; l < values; ++l) {
         double sum = 0;
         for (int64_t j = 0; j < n; ++j)
-          if (p[size_t(j)] != 0) sum += p[size_t(j)] / total * at(v, j, values, l);
+          if (p[size_t(j)] != 0) sum += p[size_t(j)] / total * times(h, i, j) * at(v, j, values, l);
         ASSERT_NEAR(at(y, i, values, l), sum, tolerance) << i << ' ' << l;
       }
       for (int64_t j = 0; j < n; ++j) {
         p[size_t(j)] /= total;
         if (p[size_t(j)] == 0) continue;
         for (int64_t l = 0; l < values; ++l) {
-          dp[size_t(j)] += at(g, i, values, l) * at(v, j, values, l);
-          sv[size_t(j * values + l)] += p[size_t(j)] * at(g, i, values, l);
+          dp[size_t(j)] += times(h, i, j) * at(g, i, values, l) * at(v, j, values, l);
+          sv[size_t(j * values + l)] += p[size_t(j)] * times(h, i, j) * at(g, i, values, l);
         }
         dot += p[size_t(j)] * dp[size_t(j)];
       }
@@ -331,6 +360,20 @@ TEST_F(Attention, Masks) {
   check_attention<fn::BF16>(kBF16, wide, false, 0.02, 75, 0, Mask::kScores);
 }
 
+TEST_F(Attention, Dropout) {
+  const AttentionShape narrow{64, 64, true}, wide{128, 32, true};
+  for (const Drop drop : {Drop::kAligned, Drop::kApart}) {
+    check_attention<float>(kF32, {64, 64}, true, 4e-6, 20, 0, Mask::kNone, drop);
+    check_attention<float>(kF32, {128, 32}, false, 4e-6, 20, 0, Mask::kKeys, drop);
+    check_attention<double>(kF64, {64, 32}, false, 2e-13, 20, 0, Mask::kNumbers, drop);
+    check_attention<double>(kF64, {128, 16}, true, 2e-13, 20, 0, Mask::kNone, drop);
+    check_attention<fn::BF16>(kBF16, narrow, true, 0.03, 20, 0, Mask::kNone, drop);
+    check_attention<fn::BF16>(kBF16, narrow, false, 0.03, 20, 0, Mask::kNumbers, drop);
+    check_attention<fn::BF16>(kBF16, wide, false, 0.03, 75, 0, Mask::kKeys, drop);
+    check_attention<fn::BF16>(kBF16, wide, true, 0.03, 72, kPacksQ | kPacksK, Mask::kNone, drop);
+  }
+}
+
 constexpr AttentionEntry kEntries[] = {AttentionEntry::kForward, AttentionEntry::kDelta,
                                        AttentionEntry::kQueries, AttentionEntry::kKeys};
 
@@ -343,7 +386,7 @@ TEST(AttentionShapes, FitTheSharedMemoryOfTheCard) {
         ASSERT_TRUE(shape.has_value()) << kib << ' ' << name_of(t) << ' ' << width;
         EXPECT_GE(shape->head, width);
         for (AttentionEntry e : kEntries)
-          EXPECT_LE(attention_geometry(e, t, *shape, 1, 1).shared_bytes, kib << 10);
+          EXPECT_LE(attention_geometry(e, t, *shape, 1, 1, true).shared_bytes, kib << 10);
       }
   EXPECT_EQ(attention_shape(kF32, 128, 227 << 10)->tile, 64);
   EXPECT_EQ(attention_shape(kF32, 128, 99 << 10)->tile, 32);
@@ -353,7 +396,7 @@ TEST(AttentionShapes, FitTheSharedMemoryOfTheCard) {
 // A grid has 65,535 blocks along y and z.
 TEST(AttentionShapes, ManyHeadsGoAlongX) {
   for (AttentionEntry e : kEntries) {
-    const Geometry g = attention_geometry(e, kF32, {64, 64}, 70000, 130);
+    const Geometry g = attention_geometry(e, kF32, {64, 64}, 70000, 130, false);
     EXPECT_EQ(g.grid[0], e == AttentionEntry::kDelta ? 70000u * 17 : 70000u * 3);
     EXPECT_EQ(g.grid[1], 1u);
     EXPECT_EQ(g.grid[2], 1u);

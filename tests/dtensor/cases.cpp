@@ -236,10 +236,13 @@ Case attention_op(Random& random) {
                 values(random, {B, H, T, D})};
   const auto some = [&](int64_t extent) { return pick(random, 0, 1) ? extent : 1; };
   if (pick(random, 0, 2)) operands.push_back(values(random, {some(B), some(H), some(T), T}));
+  const double dropped = pick(random, 0, 1) ? 0.4 : 0;
+  const int64_t seed = pick(random, 0, 100);
   return {"attention", operands, [=](const List& in) -> List {
             const Tensor mask = in.size() > 3 ? in[3] : Tensor();
-            return {scaled_dot_product_attention(in[0], in[1], in[2],
-                                                 {.mask = mask, .causal = causal})};
+            manual_seed(uint64_t(seed));  // a rank drops its part of what the whole would
+            return {scaled_dot_product_attention(
+                in[0], in[1], in[2], {.mask = mask, .causal = causal, .dropout = dropped})};
           }};
 }
 

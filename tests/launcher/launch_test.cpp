@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -47,6 +48,50 @@ TEST(Launch, WorkersSeeTheirEnvironment) {
     expected.insert("[rank" + k + "] " + k + "/3 " + k + "/3 0 127.0.0.1 run 0 7 90 b c");
   // ${E-unset} is empty: the trailing blank goes with it.
   EXPECT_EQ(lines(r.out), expected);
+}
+
+// A batch script without srun, on the first of two nodes.
+TEST(Launch, NodesOfABatchJobThatStayIdleAreReported) {
+  const auto said = [](std::vector<std::string> environment, std::vector<std::string> flags) {
+    std::vector<std::string> argv = {"env"};
+    argv.insert(argv.end(), environment.begin(), environment.end());
+    flags.push_back("true");
+    for (const std::string& a : tlaunch_argv(flags)) argv.push_back(a);
+    return Command(argv).finish().err;
+  };
+  const std::string text = "this Slurm job has 2 nodes, of which only this one is used";
+  EXPECT_NE(said({"SLURM_JOB_NUM_NODES=2"}, {}).find(text), std::string::npos);
+  EXPECT_EQ(said({"SLURM_JOB_NUM_NODES=2"}, {"--standalone"}), "");
+  EXPECT_EQ(said({"SLURM_JOB_NUM_NODES=2", "SLURM_STEP_ID=0"}, {}), "");
+  EXPECT_EQ(said({"SLURM_JOB_NUM_NODES=1"}, {}), "");
+}
+
+// They get what tlaunch would have set, and nothing where the user has decided.
+TEST(Launch, ProgramsStartedWithoutItWaitAsUnderIt) {
+  const char* bin = std::getenv("TESSERA_BIN");
+  ASSERT_TRUE(bin);
+  const auto environment_of_train = [&](const std::string& variables, const char* names) {
+    const std::string script = fmt::format(
+        "export {0}; {1}/train --steps=1000000 >/dev/null 2>&1 & "
+        "for i in $(seq 300); do tr '\\0' '\\n' </proc/$!/environ | grep -E '{2}' && break; "
+        "sleep 0.1; done; kill -9 $!",
+        variables, bin, names);
+    Result r = Command({"env", "-u", "GOMP_SPINCOUNT", "-u", "OMP_WAIT_POLICY", "-u",
+                        "OMP_NUM_THREADS", "bash", "-c", script})
+                   .finish(60);
+    return r.out;
+  };
+  const char* all = "^(GOMP_SPINCOUNT|OMP_WAIT_POLICY|OMP_NUM_THREADS)=";
+  EXPECT_EQ(environment_of_train("A=1", all), "GOMP_SPINCOUNT=3000\n");
+  EXPECT_EQ(environment_of_train("GOMP_SPINCOUNT=7", all), "GOMP_SPINCOUNT=7\n");
+  EXPECT_EQ(environment_of_train("OMP_WAIT_POLICY=active", all), "OMP_WAIT_POLICY=active\n");
+  // One of as many ranks as there are cores, of a launcher that binds none; it waits for the
+  // others.
+  const std::string rank =
+      "RANK=0 WORLD_SIZE=4096 LOCAL_WORLD_SIZE=4096 MASTER_PORT=1 TESSERA_STORE_KEY=k";
+  const char* threads = "^OMP_NUM_THREADS=";
+  EXPECT_EQ(environment_of_train(rank, threads), "OMP_NUM_THREADS=1\n");
+  EXPECT_EQ(environment_of_train(rank + " OMP_NUM_THREADS=3", threads), "OMP_NUM_THREADS=3\n");
 }
 
 TEST(Launch, OneRankPassesBytesThrough) {

@@ -20,17 +20,22 @@ inline int count(const compiler::Graph& g, std::string_view op) {
   return n;
 }
 
-/// How often the virtual driver ran an op, or any (null); -1 on a card, which does not count.
-inline int64_t runs_on_card(const char* op, Device card) {
+/// How often the virtual driver ran an op, or any (null), -1 on a card, which does not count; and
+/// the bytes that these read and wrote, which the checked mode counts.
+struct CardCounts {
+  int64_t runs = -1, bytes = 0;
+};
+inline CardCounts counts_on_card(const char* op, Device card) {
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   const auto ask =
       reinterpret_cast<int (*)(const char*, unsigned long long*)>(dlsym(driver, "vgpu_counters"));
-  if (!ask) return -1;
+  if (!ask) return {};
   runtime_of(card).synchronize(stream_of(card));
   unsigned long long counters[3];
   ask(op, counters);
-  return int64_t(counters[0]);
+  return {int64_t(counters[0]), int64_t(counters[1] + counters[2])};
 }
+inline int64_t runs_on_card(const char* op, Device card) { return counts_on_card(op, card).runs; }
 
 class JoinedOnCard : public OnCard {
  protected:

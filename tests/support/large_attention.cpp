@@ -35,7 +35,7 @@ void add_tiles(LargeCases& cases, const Extents& e) {
 
 // A mask that is an operand: of all of [B, H, T, S] or broadcast to it.
 struct Mask {
-  const char* name;
+  std::string name;
   Tensor values;  // undefined: none
 };
 
@@ -96,6 +96,10 @@ void add_attention(LargeCases& cases) {
       for (double dropped : {0.0, 0.3})
         for (AttentionKernel kernel : {AttentionKernel::kAuto, AttentionKernel::kPlain})
           add_forms(cases, e, mask, causal, dropped, kernel);
+  // Random words come by fours of keys, which rows begin with or not.
+  for (int64_t s : {5, 127, 128, 129, 260})
+    add_forms(cases, {1, 3, 34, s, 12, 10}, {fmt::format("{} keys", s), {}}, false, 0.3,
+              AttentionKernel::kAuto);
 }
 
 }  // namespace tessera::test

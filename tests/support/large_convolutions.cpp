@@ -2,7 +2,7 @@
 // and where they cut it. Each row of tables names the limit that it is beside.
 #include "core/dispatch/dispatch.h"
 #include "core/ops/conv.h"
-#include "core/ops/conv_norm.h"
+#include "core/ops/conv_grad_norm.h"
 #include "core/ops/conv_stats.h"
 #include "tests/support/large_cases.h"
 
@@ -71,6 +71,20 @@ void add_f32_convolutions(LargeCases& cases) {
                  }};
   norm.length = 288, norm.gradients = false, norm.roundings = 0, norm.part = 61;
   cases.push_back(std::move(norm));
+  LargeCase grads{
+      "a gradient of a convolution that masks and sums",
+      {grid_values({2, 24, 9, 11}, 1), grid_values({24, 32, 3, 3}, 2),
+       grid_values({2, 32, 9, 11}, 3), grid_values({32}, 4), grid_values({32}, 5, 0.5, 2),
+       grid_values({2, 32, 9, 11}, 6), grid_values({2, 32, 9, 11}, 7)},
+      [](List in) {
+        const Tensors out =
+            dispatch(conv_grad_norm_op({{{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}, {9, 11}},
+                                        {1e-5, {true, true, true, true}}}),
+                     in);
+        return List(out.begin(), out.end());
+      }};
+  grads.length = 216 * 198, grads.gradients = false, grads.roundings = 0, grads.part = 61;
+  cases.push_back(std::move(grads));
 }
 
 void add_bf16_convolutions(LargeCases& cases) {

@@ -12,6 +12,7 @@
 #include "core/dispatch/copy.h"
 #include "core/ops/fused_attributes.h"
 #include "core/primitive/primitive_of.h"
+#include "core/tensor/philox.h"
 
 namespace tessera::cpu {
 namespace {
@@ -35,12 +36,18 @@ const AttentionFns<T, SumOf<T>>& fns() {
     return simd<AttentionTable>().f64;
 }
 
-void plan_forward(const Primitive&, In in, std::span<Meta> out, Plan&) {
-  lie_as_heads(in[0].meta(), out[0]);
+// Key and sample numbers are dense.
+uint32_t dense_draw(const Primitive& prim, In in) {
+  const auto& a = attributes_of<AttentionAttributes>(prim);
+  return a.drops() ? ~0u << (in.size() - 1 - a.drop.by_sample) : 0;
 }
-void plan_backward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
+void plan_forward(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
+  lie_as_heads(in[0].meta(), out[0]);
+  plan.dense_in = dense_draw(prim, in);
+}
+void plan_backward(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
   for (int i = 0; i < 3; ++i) lie_as_heads(in[size_t(i + 1)].meta(), out[size_t(i)]);
-  plan.dense_in = 1u << 5;  // lse
+  plan.dense_in = 1u << 5 | dense_draw(prim, in);  // lse
   plan.any_strides_out = true;
 }
 
@@ -59,19 +66,33 @@ T* out_head(const Tensor& t, int64_t b, int64_t h) {
   return static_cast<T*>(t.raw()) + b * t.strides()[0] + h * t.strides()[1];
 }
 
-// The mask of a call whose operands end with it, in floats of the dtype `sums` or as bools.
-struct Mask {
-  Tensor values;
-  int64_t step[4] = {};  // elements between batches, heads, queries and keys
-  Mask(const AttentionAttributes& a, In in, DType sums) {
-    if (!a.has_mask) return;
-    values = in.back().dtype() == kBool ? in.back() : converted(in.back(), sums);
-    for (int d = 0; d < 4; ++d) step[d] = values.size(d) == 1 ? 0 : values.strides()[d];
+// The further operands of a call: a mask, in floats of the dtype `sums` or as bools, and what draws
+// the weights that are dropped.
+struct Further {
+  Tensor values, samples;
+  int64_t step[4] = {};  // elements of the mask between batches, heads, queries and keys
+  DrawnWeights drawn;
+  Further(const AttentionAttributes& a, In in, DType sums, AttentionHead& h, int64_t batch,
+          int64_t heads) {
+    const AttentionFurther more(a, in);
+    if (a.has_mask) {
+      values = more.mask.dtype() == kBool ? more.mask : converted(more.mask, sums);
+      for (int d = 0; d < 4; ++d) step[d] = values.size(d) == 1 ? 0 : values.strides()[d];
+      h.mask_row = step[2], h.mask_column = step[3];
+    }
+    if (!a.drops()) return;
+    samples = more.samples;
+    drawn = DrawnWeights(a.drop, {batch, heads, h.t, h.s}, samples.defined() ? samples.numel() : 0);
+    const int64_t* key = more.key.values<int64_t>();
+    h.draw_key = stream_key(uint64_t(key[0]), uint64_t(key[1])), h.draw_row = drawn.query;
+    h.drops = true, h.threshold = a.drop.threshold(), h.kept = a.drop.kept();
   }
-  void shape(AttentionHead& h) const { h.mask_row = step[2], h.mask_column = step[3]; }
   // Adds the part of head (b, h) to what it reads.
   template <class T, class Sum>
   AttentionIn<T, Sum> with(AttentionIn<T, Sum> in, int64_t b, int64_t h) const {
+    in.draw_hi =
+        samples.defined() ? uint64_t(samples.values<int64_t>()[b / drawn.rows]) : ~uint64_t(0);
+    in.draw_first = drawn.first(b, h);
     if (!values.defined()) return in;
     const int64_t at = b * step[0] + h * step[1];
     if (values.dtype() == kBool)
@@ -120,13 +141,12 @@ void forward(const AttentionAttributes& a, In in, Out out) {
   AttentionHead head_shape{
       q.size(2),      k.size(2),      q.size(3),      v.size(3), a.scale, a.causal, q.strides()[2],
       k.strides()[2], v.strides()[2], o.strides()[2], 0,         0,       0,        0};
-  const Mask mask(a, in, dtype_of<SumOf<T>>);
-  mask.shape(head_shape);
+  const Further further(a, in, dtype_of<SumOf<T>>, head_shape, q.size(0), q.size(1));
   meet_tiles<T>(head_shape, false);
   for_each_head<T>(
       head_shape, q,
       [&](int64_t b, int64_t h) {
-        return mask.with(HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h)}, b, h);
+        return further.with(HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h)}, b, h);
       },
       [&](const HeadIn<T>& in, const HeadIn<T>& next, int64_t b, int64_t h, SumOf<T>* scratch) {
         fns<T>().forward(head_shape, in, next, out_head<T>(o, b, h), out_head<SumOf<T>>(lse, b, h),
@@ -143,15 +163,15 @@ void backward(const AttentionAttributes& a, In in, Out out) {
                            a.scale,         a.causal,       q.strides()[2], k.strides()[2],
                            v.strides()[2],  o.strides()[2], g.strides()[2], dq.strides()[2],
                            dk.strides()[2], dv.strides()[2]};
-  const Mask mask(a, in, dtype_of<SumOf<T>>);
-  mask.shape(head_shape);
+  const Further further(a, in, dtype_of<SumOf<T>>, head_shape, q.size(0), q.size(1));
   meet_tiles<T>(head_shape, true);
   for_each_head<T>(
       head_shape, q,
       [&](int64_t b, int64_t h) {
-        return mask.with(HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h),
-                                   head<T>(g, b, h), head<T>(o, b, h), head<SumOf<T>>(lse, b, h)},
-                         b, h);
+        return further.with(
+            HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h), head<T>(g, b, h),
+                      head<T>(o, b, h), head<SumOf<T>>(lse, b, h)},
+            b, h);
       },
       [&](const HeadIn<T>& in, const HeadIn<T>& next, int64_t b, int64_t h, SumOf<T>* scratch) {
         fns<T>().backward(head_shape, in, next, out_head<T>(dq, b, h), out_head<T>(dk, b, h),
@@ -219,14 +239,13 @@ AttentionHead dense_head(const AttentionAttributes& a, const Tensor& q, const Te
 
 void forward_16(const AttentionAttributes& a, In in, Out out) {
   const Tensor q = dense_rows(in[0]), k = dense_rows(in[1]), v = dense_rows(in[2]);
-  const Mask mask(a, in, kF32);
   AttentionHead shape = dense_head(a, q, v);
-  mask.shape(shape);
+  const Further further(a, in, kF32, shape, q.size(0), q.size(1));
   const int64_t elements = head_size(q) + head_size(k) + head_size(v) + head_size(out[0]);
   for_each_wide_head(shape, q, elements, [&](int64_t b, int64_t h, float* wide, float* scratch) {
     float *wq = wide, *wk = wq + head_size(q), *wv = wk + head_size(k), *wo = wv + head_size(v);
     widen_rows(q, b, h, wq), widen_rows(k, b, h, wk), widen_rows(v, b, h, wv);
-    const AttentionIn<float> head = mask.with(AttentionIn<float>{wq, wk, wv}, b, h);
+    const AttentionIn<float> head = further.with(AttentionIn<float>{wq, wk, wv}, b, h);
     fns<float>().forward(shape, head, head, wo, out_head<float>(out[1], b, h), scratch);
     narrow_rows(wo, out[0], b, h);
   });
@@ -240,9 +259,8 @@ void backward_16(const AttentionAttributes& a, In in, Out out) {
     from.push_back(dense_rows(in[size_t(i)])), elements += head_size(from.back());
   for (const Tensor& t : out) elements += head_size(t);
   const Tensor& q = from[1];
-  const Mask mask(a, in, kF32);
   AttentionHead shape = dense_head(a, q, from[3]);
-  mask.shape(shape);
+  const Further further(a, in, kF32, shape, q.size(0), q.size(1));
   for_each_wide_head(shape, q, elements, [&](int64_t b, int64_t h, float* wide, float* scratch) {
     float* at[8];
     for (size_t i = 0; i < 8; ++i) {
@@ -250,7 +268,7 @@ void backward_16(const AttentionAttributes& a, In in, Out out) {
       at[i] = wide, wide += head_size(t);
       if (i < 5) widen_rows(t, b, h, at[i]);
     }
-    const AttentionIn<float> reads = mask.with(
+    const AttentionIn<float> reads = further.with(
         AttentionIn<float>{at[1], at[2], at[3], at[0], at[4], head<float>(lse, b, h)}, b, h);
     fns<float>().backward(shape, reads, reads, at[5], at[6], at[7], scratch);
     for (size_t i = 0; i < 3; ++i) narrow_rows(at[5 + i], out[i], b, h);

@@ -20,12 +20,6 @@ using In = std::span<const Tensor>;
 using Out = std::span<const Tensor>;
 constexpr int64_t kChunk = limit("random.chunk");  // elements drawn at a time, a multiple of 4
 
-// The stream of one key: a key of its own, so that streams never meet whatever their counters are.
-uint64_t stream_key(const Tensor& key) {
-  const int64_t* k = key.values<int64_t>();
-  return low64(philox4x32(uint64_t(k[0]), 0x7465737365726121ull, uint64_t(k[1])));
-}
-
 // Calls run(global index of the first, local offset, count) for every run of elements that are
 // neighbours in both.
 template <class F>
@@ -61,6 +55,11 @@ void for_words(uint64_t key, uint64_t hi, int64_t first, int64_t count, F use) {
     simd<RandomTable>().words(key, hi, uint64_t(block), (skip + n + 3) / 4, words);
     use(words + skip, at, n);
   }
+}
+
+uint64_t stream_of(const Tensor& key) {
+  const int64_t* k = key.values<int64_t>();
+  return stream_key(uint64_t(k[0]), uint64_t(k[1]));
 }
 
 void uniform_f32(uint64_t key, int64_t index, float* out, int64_t count) {
@@ -111,7 +110,7 @@ void normal_f32(uint64_t key, int64_t index, float* out, int64_t count) {
 
 void run_random(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = attributes_of<RandomAttributes>(prim);
-  uint64_t key = stream_key(in[0]);
+  uint64_t key = stream_of(in[0]);
   char* p = static_cast<char*>(out[0].raw());
   int64_t size = int64_t(size_of(a.dtype));
   for_runs(a.shape, a.begin, a.global, [&](int64_t index, int64_t at, int64_t count) {
@@ -151,9 +150,9 @@ void drop(uint64_t key, uint64_t hi, int64_t index, const T* x, T* y, int64_t co
 
 template <class T>
 void run_dropout_as(const DropoutAttributes& a, In in, const Tensor& x, const Tensor& y) {
-  uint64_t key = stream_key(in[1]);
-  uint32_t threshold = uint32_t(a.p * 4294967296.0);
-  const T scale = T(1 / (1 - a.p));
+  uint64_t key = stream_of(in[1]);
+  uint32_t threshold = a.threshold();
+  const T scale = T(a.kept());
   const T* from = x.values<T>();
   T* to = y.data<T>();
   if (!a.by_sample)

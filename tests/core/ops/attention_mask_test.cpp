@@ -134,20 +134,33 @@ TEST(AttentionMask, AQueryThatSeesNoKeyGetsZeros) {
   }
 }
 
-// Programs write several numbers for -inf.
+// Programs write several numbers for -inf. Both forms take what is below -60000 for it.
 TEST(AttentionMask, LowNumbersAreNone) {
   const Tensor sees =
       gt(sample_values({kHeads, 40, 200}, -1, 1, 9), -0.4) & ne(reshape(arange(0, 40), {40, 1}), 7);
-  for (DType t : {kF64, kF32, kBF16, kF16}) {
-    const auto with = [&](double low) {
-      return attend(operands_of(40, 200, 8, 8, t),
-                    {.mask = where(sees, 0.5, scalar_tensor(low, t == kF16 ? kF16 : kF32))});
-    };
-    const List want = with(-INFINITY);
-    for (double low : {-65504.0, -1e9, double(std::numeric_limits<float>::lowest())})
-      for (size_t i = 0; i < want.size(); ++i)
-        EXPECT_TRUE(equal(with(low)[i], want[i])) << name_of(t) << ' ' << low << ' ' << i;
-  }
+  for (DType t : {kF64, kF32, kBF16, kF16})
+    for (AttentionKernel kernel : {AttentionKernel::kFlash, AttentionKernel::kPlain}) {
+      const auto with = [&](double low) {
+        return attend(operands_of(40, 200, 8, 8, t),
+                      {.mask = where(sees, 0.5, scalar_tensor(low, t == kF16 ? kF16 : kF32)),
+                       .kernel = kernel});
+      };
+      const List want = with(-INFINITY);
+      for (double low : {-65504.0, -1e9, double(std::numeric_limits<float>::lowest())}) {
+        const List got = with(low);
+        for (size_t i = 0; i < want.size(); ++i)
+          EXPECT_TRUE(equal(got[i], want[i])) << name_of(t) << ' ' << low << ' ' << i;
+      }
+    }
+}
+// A row of such numbers alone gives zeros, and one number above them all of the weight.
+TEST(AttentionMask, TheLowestNumberThatCounts) {
+  const List in = operands_of(4, 6, 4, 4);
+  const Tensor key = arange(0, 6);
+  for (double least : {-60000.0, -60001.0})
+    expect_plain(in,
+                 {.mask = where(eq(key, 2), scalar_tensor(least, kF64), scalar_tensor(-1e9, kF64))},
+                 1e-13);
 }
 
 // A tile of keys that no query sees is not multiplied, so that it may hold anything.

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <vector>
+
+#include "core/backend/cpu/isa.h"
 
 namespace tessera {
 namespace {
@@ -35,6 +38,29 @@ TEST(Philox, KeyAndBothCounterHalvesMatter) {
 TEST(Philox, UniformFloatIsBelowOne) {
   EXPECT_EQ(uniform_float(0), 0.0f);
   EXPECT_LT(uniform_float(~0u), 1.0f);
+}
+
+// Kernels draw several blocks at once: all numbers of blocks, and counters that carry.
+TEST(Philox, KernelsDrawTheSameWords) {
+  std::vector<const cpu::RandomTable*> tables{&cpu::simd<cpu::RandomTable>()};
+#if defined(__x86_64__) && !defined(TESSERA_ONLY_ISA)
+  tables.push_back(&cpu::isa_table<cpu::RandomTable, cpu::isa::base>());
+  if (cpu::current_isa() >= cpu::Isa::kV3)
+    tables.push_back(&cpu::isa_table<cpu::RandomTable, cpu::isa::v3>());
+#endif
+  constexpr uint64_t kKey = 0x299f31d0a4093822, kHigh = 0x0370734413198a2e;
+  for (const cpu::RandomTable* table : tables)
+    for (uint64_t first : {uint64_t(0), uint64_t(0xfffffff0), ~uint64_t(0) - 20})
+      for (int64_t blocks = 0; blocks <= 70; ++blocks) {
+        std::vector<uint32_t> words(size_t(4 * blocks + 1), 77);
+        table->words(kKey, kHigh, first, blocks, words.data());
+        for (int64_t b = 0; b < blocks; ++b) {
+          const uint32_t* w = &words[size_t(4 * b)];
+          ASSERT_TRUE(equal(philox4x32(kKey, kHigh, first + uint64_t(b)), w[0], w[1], w[2], w[3]))
+              << blocks << ' ' << b;
+        }
+        ASSERT_EQ(words.back(), 77u) << "written beyond " << blocks;
+      }
 }
 
 }  // namespace

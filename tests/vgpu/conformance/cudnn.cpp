@@ -240,6 +240,61 @@ TEST_F(CudnnGraphs, ConvolutionsNormaliseTheirResult) {
     return unfinished_plan(config, d).finish() == Status::kSuccess;
   }));
 }
+// Gradients by x are masked where a relu was 0, and summed; with strides once, and not with groups.
+TEST_F(CudnnGraphs, GradientsOfConvolutionsAreMaskedAndSummed) {
+  const auto engines = [](int64_t stride, int64_t groups, size_t sums_of) {
+    const int64_t channels = 64, places = 8 / stride;
+    const Numbers x{2, channels, 8, 8}, w{channels, channels / groups, 3, 3},
+        y{2, channels, places, places}, one{1, 1, 1, 1}, each{1, channels, 1, 1};
+    Thing window_ = window({1, 1}, {stride, stride});
+    EXPECT_EQ(window_.finish(), Status::kSuccess);
+    const Thing tw = tensor({1, w, last(w), kBFloat16}), ty = tensor({2, y, last(y), kBFloat16}),
+                made = tensor({3, x, last(x), kFloat, true}),
+                relu = tensor({4, x, last(x), kBFloat16}),
+                seen = tensor({5, x, last(x), kBoolean, true}),
+                masked = tensor({6, x, last(x), kBFloat16}),
+                product = tensor({7, x, last(x), kFloat, true}),
+                sums = tensor({8, each, last(each)}), products = tensor({9, each, last(each)});
+    Thing zero = unfinished_tensor({10, one, one});
+    zero.set_bool(kTensorByValue, true);
+    EXPECT_EQ(zero.finish(), Status::kSuccess);
+    const float by = 1, onto = 0;
+    Thing conv(kConvDataOp), reduction(kReduction), reduce(kReductionOp), again(kReductionOp);
+    conv.set(kConvDataX, made), conv.set(kConvDataW, tw), conv.set(kConvDataY, ty);
+    conv.set(kConvDataWindow, window_);
+    conv.set(kConvDataAlpha, kTypeFloat, 1, &by), conv.set(kConvDataBeta, kTypeFloat, 1, &onto);
+    const Thing less = pointwise_kind(kCompareLess), select = pointwise_kind(kSelect),
+                mul = pointwise_kind(kMul);
+    Thing see = unfinished_pointwise(less, zero, &relu, seen),
+          mask = unfinished_pointwise(select, made, &zero, masked),
+          multiply = unfinished_pointwise(mul, masked, &relu, product);
+    mask.set(kPointwiseOpT, seen);
+    reduction.set_kind(kReductionOperator, kTypeReduction, kReduceAdd);
+    reduction.set_kind(kReductionType, kTypeDataType, kFloat);
+    EXPECT_EQ(reduction.finish(), Status::kSuccess);
+    reduce.set(kReductionOpX, masked), reduce.set(kReductionOpY, sums);
+    reduce.set(kReductionOpKind, reduction);
+    again.set(kReductionOpX, product), again.set(kReductionOpY, products);
+    again.set(kReductionOpKind, reduction);
+    std::vector<const Thing*> ops;
+    for (Thing* op : {&conv, &see, &mask, &reduce, &multiply, &again}) {
+      EXPECT_EQ(op->finish(), Status::kSuccess);
+      ops.push_back(op);
+    }
+    if (sums_of == 1) ops.resize(4);
+    Thing graph = unfinished_graph(ops);
+    EXPECT_EQ(graph.finish(), Status::kSuccess);
+    const Thing d = device();
+    const auto suggested = suggestions(graph, d);
+    return std::any_of(suggested.begin(), suggested.end(), [&](const Thing& config) {
+      return unfinished_plan(config, d).finish() == Status::kSuccess;
+    });
+  };
+  EXPECT_TRUE(engines(1, 1, 2));
+  EXPECT_TRUE(engines(2, 1, 1));
+  EXPECT_FALSE(engines(2, 1, 2));
+  EXPECT_FALSE(engines(1, 8, 1));
+}
 TEST_F(CudnnGraphs, OperationsTakeAsManyOperandsAsTheyHave) {
   const Thing x = tensor({1, kX, last(kX)}), y = tensor({2, kX, last(kX)});
   const Thing add = pointwise_kind(kAdd), select = pointwise_kind(kSelect);

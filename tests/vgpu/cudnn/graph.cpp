@@ -202,7 +202,14 @@ std::string join(GraphInfo& graph) {
 // anywhere; here a caller shows that it asks for none.
 std::string unsupported_by_all(const GraphInfo& graph) {
   constexpr int64_t kPack = 8, kWidest = 128;
+  const auto sums = std::count_if(graph.operations.begin(), graph.operations.end(),
+                                  [](const Operation& op) { return op.kind == kReductionOp; });
   for (const Operation& op : graph.operations) {
+    const bool groups = op.is_conv() && op.out.dims[1] != op.in[0].dims[1],
+               strides = std::any_of(op.stride.begin(), op.stride.end(),
+                                     [](int64_t s) { return s != 1; });
+    if (op.kind == kConvDataOp && ((sums > 0 && groups) || (sums > 1 && strides)))
+      return "sums behind the gradient of a convolution with groups, or two with strides";
     const bool kept = op.out.type == op.in[0].type || (op.out.is_virtual && op.out.type == kFloat);
     if (op.is_conv() && (op.in[0].type != op.in[1].type || !kept))
       return "tensors of a convolution have types " + std::to_string(op.in[0].type) + ", " +

@@ -62,34 +62,45 @@ float row_max(const float* x, int64_t n) {
   return highest_of(high);
 }
 
-// x = exp(x - top); returns the sum.
+// x = exp(x - top), or zeros where words, which may be null, drop them; returns the sum of all.
 template <class T>
-T exp_sum(T* x, int64_t n, T top) {
+T exp_sum(T* x, int64_t n, T top, const uint32_t* words, uint32_t threshold) {
   T lane[kGroup];
   for (int i = 0; i < kGroup; ++i) lane[i] = T(0);
   for (int64_t k = 0; k < n; k += kGroup)
     for (int i = 0; i < kGroup; ++i) lane[i] += x[k + i] = fn::exp_by_table(x[k + i] - top);
+  for (int64_t k = 0; words && k < n; ++k) x[k] = keep_one(x[k], words[k], threshold);
   return fold<LaneSum, kGroup>(lane);
 }
-float exp_sum(float* x, int64_t n, float top) {
+float exp_sum(float* x, int64_t n, float top, const uint32_t* words, uint32_t threshold) {
   Group sum(0.0f);
   for (int64_t k = 0; k < n; k += kGroup) {
     const Group e = fn::exp_by_table(load_group(x + k) - Group(top));
-    store(x + k, e), sum = sum + e;
+    store(x + k, words ? keep(e, words + k, threshold) : e), sum = sum + e;
   }
   return sum_of(sum);
 }
 
-// x = exp(x - shift), y = x (y - delta).
+// p = exp(x - shift), y = p (y - delta), x = p. With words, of weights that are dropped: x = 0 and
+// y counts as 0; of others y counts as y kept.
 template <class T>
-void probabilities(T* x, T* y, int64_t n, T shift, T delta) {
+void probabilities(T* x, T* y, int64_t n, T shift, T delta, const uint32_t* words,
+                   uint32_t threshold, T kept) {
+  for (int64_t c = 0; words && c < n; ++c) y[c] = keep_one(y[c] * kept, words[c], threshold);
   for (int64_t c = 0; c < n; ++c)
     x[c] = fn::exp_by_table(x[c] - shift), y[c] = x[c] * (y[c] - delta);
+  for (int64_t c = 0; words && c < n; ++c) x[c] = keep_one(x[c], words[c], threshold);
 }
-void probabilities(float* x, float* y, int64_t n, float shift, float delta) {
+void probabilities(float* x, float* y, int64_t n, float shift, float delta, const uint32_t* words,
+                   uint32_t threshold, float kept) {
   for (int64_t c = 0; c < n; c += kGroup) {
-    const Group e = fn::exp_by_table(load_group(x + c) - Group(shift));
-    store(x + c, e), store(y + c, e * (load_group(y + c) - Group(delta)));
+    const Group e = fn::exp_by_table(load_group(x + c) - Group(shift)), d = load_group(y + c);
+    if (words) {
+      store(x + c, keep(e, words + c, threshold));
+      store(y + c, e * (keep(d * Group(kept), words + c, threshold) - Group(delta)));
+    } else {
+      store(x + c, e), store(y + c, e * (d - Group(delta)));
+    }
   }
 }
 
@@ -120,6 +131,7 @@ void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn
   T* acc = score + kRows * kColumns;  // [kRows, ep]
   pack_transposed(in.k, h.k_row, h.s, h.d, kt, sp);
   pack(in.v, h.v_row, h.s, h.e, vp, ep, T(1));
+  uint32_t words[kColumns + kGroup] = {};
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);
     pack(in.q + i0 * h.q_row, h.q_row, rows, h.d, qp, dp, T(h.scale));
@@ -151,7 +163,8 @@ void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn
           continue;
         }
         T keep = top[i] == high ? T(1) : j0 == 0 ? T(0) : fn::exp(top[i] - high);
-        sum[i] = sum[i] * keep + exp_sum(x, wide, high);
+        sum[i] =
+            sum[i] * keep + exp_sum(x, wide, high, draw(h, in, i0 + i, j0, n, words), h.threshold);
         top[i] = high;
         if (keep != T(1) && j0 > 0)
           for (int64_t e = 0; e < ep; ++e) acc[i * ep + e] *= keep;
@@ -160,14 +173,15 @@ void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn
     }
     for (int64_t i = 0; i < rows; ++i) {
       const bool none = in.masked() && sum[i] == T(0);
-      copy_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, none ? T(0) : T(1) / sum[i]);
+      copy_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, none ? T(0) : T(h.kept) / sum[i]);
       lse[i0 + i] = none ? T(__builtin_inf()) : top[i] + fn::log(sum[i]);
     }
   }
 }
 
 // P = exp(S - lse); dV = P' dO; dP = dO V'; dS = P (dP - delta) with delta = rowsum(dO O); dQ =
-// scale dS K; dK = scale dS' Q.
+// scale dS K; dK = scale dS' Q. Dropout multiplies P in dV, and dP, by 0 or `kept`; delta is
+// rowsum(P dP) of that dP.
 template <class T>
 void backward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn<T>& next, T* dq,
               T* dk, T* dv, T* work) {
@@ -186,6 +200,7 @@ void backward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionI
   pack_transposed(in.v, h.v_row, h.s, h.e, vt, sp);
   pack(in.k, h.k_row, h.s, h.d, kp, dp, T(1));
   for (int64_t i = 0; i < h.s * (dp + ep); ++i) dkp[i] = T(0);
+  uint32_t words[kColumns + kGroup] = {};
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);
     pack(in.q + i0 * h.q_row, h.q_row, rows, h.d, qp, dp, T(h.scale));
@@ -205,7 +220,8 @@ void backward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionI
         T *x = p + i * kColumns, *y = ds + i * kColumns;
         const int64_t n = visible(h, i0 + i, j0, columns);
         if (in.masked()) apply_mask(h, in, i0 + i, j0, n, T(1), x);
-        probabilities(x, y, groups(n), in.lse[i0 + i], delta[i]);
+        probabilities(x, y, groups(n), in.lse[i0 + i], delta[i], draw(h, in, i0 + i, j0, n, words),
+                      h.threshold, T(h.kept));
         for (int64_t c = n; c < wide; ++c) x[c] = y[c] = T(0);
       }
       microgemm<true>(p, 1, kColumns, gp, ep, dvp + j0 * ep, ep, columns, ep, rows);
@@ -217,7 +233,7 @@ void backward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionI
   }
   for (int64_t j = 0; j < h.s; ++j) {
     copy_row(dkp + j * dp, h.d, dk + j * h.dk_row, T(1));
-    copy_row(dvp + j * ep, h.e, dv + j * h.dv_row, T(1));
+    copy_row(dvp + j * ep, h.e, dv + j * h.dv_row, T(h.kept));
   }
 }
 

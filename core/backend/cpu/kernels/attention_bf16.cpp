@@ -72,21 +72,30 @@ float scaled_max(float* x, int64_t n, float scale) {
   return highest_of(high);
 }
 
-// p = exp(x - top), rounded; returns the sum before rounding.
-float exp_sum(const float* x, int64_t n, float top, uint16_t* p) {
+// p = exp(x - top), rounded, or zeros where words, which may be null, drop them; returns the sum of
+// all before rounding.
+float exp_sum(const float* x, int64_t n, float top, uint16_t* p, const uint32_t* words,
+              uint32_t threshold) {
   Group sum(0.0f);
   for (int64_t c = 0; c < n; c += kGroup) {
     const Group e = fn::exp_by_table(load_group(x + c) - Group(top));
-    store_narrow(p + c, e), sum = sum + e;
+    store_narrow(p + c, words ? keep(e, words + c, threshold) : e), sum = sum + e;
   }
   return sum_of(sum);
 }
 
-// x = exp(scale x - shift), y = x (y - delta).
-void probabilities(float* x, float* y, int64_t n, float scale, float shift, float delta) {
+// As in attention.cpp, of scale x.
+void probabilities(float* x, float* y, int64_t n, float scale, float shift, float delta,
+                   const uint32_t* words, uint32_t threshold, float kept) {
   for (int64_t c = 0; c < n; c += kGroup) {
-    const Group e = fn::exp_by_table(load_group(x + c) * Group(scale) - Group(shift));
-    store(x + c, e), store(y + c, e * (load_group(y + c) - Group(delta)));
+    const Group e = fn::exp_by_table(load_group(x + c) * Group(scale) - Group(shift)),
+                d = load_group(y + c);
+    if (words) {
+      store(x + c, keep(e, words + c, threshold));
+      store(y + c, e * (keep(d * Group(kept), words + c, threshold) - Group(delta)));
+    } else {
+      store(x + c, e), store(y + c, e * (d - Group(delta)));
+    }
   }
 }
 
@@ -141,6 +150,7 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
   // An odd last tile multiplies the pair's other row by 0, which must not be a key that no query
   // sees.
   pack_rows(in.v, h.v_row, seen(h), h.e, vp, ep);
+  uint32_t words[kColumns + kGroup] = {};
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);
     float top[kRows], sum[kRows];
@@ -174,7 +184,8 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
           continue;
         }
         const float keep = top[i] == high ? 1 : j0 == 0 ? 0 : fn::exp(top[i] - high);
-        sum[i] = sum[i] * keep + exp_sum(x, wide, high, p + i * kColumns);
+        sum[i] = sum[i] * keep + exp_sum(x, wide, high, p + i * kColumns,
+                                         draw(h, in, i0 + i, j0, n, words), h.threshold);
         top[i] = high;
         if (keep != 1 && j0 > 0)
           for (int64_t e = 0; e < ep; ++e) acc[i * ep + e] *= keep;
@@ -184,7 +195,7 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
     }
     for (int64_t i = 0; i < rows; ++i) {
       const bool none = in.masked() && sum[i] == 0;
-      round_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, none ? 0 : 1 / sum[i]);
+      round_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, none ? 0 : float(h.kept) / sum[i]);
       lse[i0 + i] = none ? fn::inf() : top[i] + fn::log(sum[i]);
     }
   }
@@ -210,6 +221,7 @@ void backward(const AttentionHead& h, const AttentionBf16In& in, const Attention
   pack_transposed(in.v, h.v_row, h.s, h.e, vt, sp);
   pack_rows(in.k, h.k_row, seen(h), h.d, kp, dp);
   for (int64_t i = 0; i < h.s * (dp + ep); ++i) dk_sum[i] = 0;
+  uint32_t words[kColumns + kGroup] = {};
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);
     const uint16_t *q = in.q + i0 * h.q_row, *g = in.g + i0 * h.g_row;
@@ -230,7 +242,8 @@ void backward(const AttentionHead& h, const AttentionBf16In& in, const Attention
         float *x = p + i * kColumns, *y = ds + i * kColumns;
         const int64_t n = visible(h, i0 + i, j0, columns);
         if (in.masked()) apply_mask(h, in, i0 + i, j0, n, scale, x);
-        probabilities(x, y, groups(n), rest, in.lse[i0 + i], delta[i]);
+        probabilities(x, y, groups(n), rest, in.lse[i0 + i], delta[i],
+                      draw(h, in, i0 + i, j0, n, words), h.threshold, float(h.kept));
         for (int64_t c = n; c < wide; ++c) x[c] = y[c] = 0;
       }
       if (rows % 2)
@@ -251,7 +264,7 @@ void backward(const AttentionHead& h, const AttentionBf16In& in, const Attention
   }
   for (int64_t j = 0; j < h.s; ++j) {
     round_row(dk_sum + j * dp, h.d, dk + j * h.dk_row, scale);
-    round_row(dv_sum + j * ep, h.e, dv + j * h.dv_row, 1);
+    round_row(dv_sum + j * ep, h.e, dv + j * h.dv_row, float(h.kept));
   }
 }
 

@@ -1,6 +1,7 @@
 // How the kernels of attention cut a head, which keys a query sees, and what they fetch while they
 // compute.
 #pragma once
+#include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/tables.h"
 #include "core/backend/cpu/kernels/vector.h"
 
@@ -35,6 +36,32 @@ void apply_mask(const AttentionHead& h, const In& in, int64_t i, int64_t first, 
     apply(in.sees + at, [=](T score, bool sees) { return sees ? score : low; });
   else
     apply(in.adds + at, [=](T score, T more) { return more < T(kLeastMask) ? low : score + more; });
+}
+
+// Random words of `count` weights of row `i` from key `first` on, in a buffer of at least count +
+// 6, which the kernel reads in whole groups; null where there is no dropout.
+template <class In, int64_t kWords>
+const uint32_t* draw(const AttentionHead& h, const In& in, int64_t i, int64_t first, int64_t count,
+                     uint32_t (&buffer)[kWords]) {
+  if (!h.drops) return nullptr;
+  const uint64_t at = in.draw_first + uint64_t(i * h.draw_row + first);
+  const int64_t skip = int64_t(at % 4);
+  isa_table<RandomTable, isa::TESSERA_ISA>().words(h.draw_key, in.draw_hi, at / 4,
+                                                   (skip + count + 3) / 4, buffer);
+  return buffer + skip;
+}
+
+// x where its word is not below the threshold, else 0.
+inline Group keep(Group x, const uint32_t* words, uint32_t threshold) {
+  for (int i = 0; i < Group::kVectors; ++i) {
+    const fn::Words w = *reinterpret_cast<const fn::Words*>(words + i * kWidth<float>);
+    x.v[i] = w < threshold ? Floats{} : x.v[i];
+  }
+  return x;
+}
+template <class T>
+T keep_one(T x, uint32_t word, uint32_t threshold) {
+  return word < threshold ? T(0) : x;
 }
 
 // Whether no query attends to `count` keys from `first` on, where all queries have one mask.

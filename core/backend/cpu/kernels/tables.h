@@ -158,6 +158,13 @@ struct AttentionHead {
   bool causal;  // query i attends to keys j <= i
   int64_t q_row, k_row, v_row, out_row, g_row, dq_row, dk_row, dv_row;
   int64_t mask_row = 0, mask_column = 0;  // elements between queries and between keys of a mask
+  // Dropout: weights whose words of the stream `draw_key` are below the threshold become zeros, the
+  // others are multiplied by `kept`. Words of queries lie draw_row apart.
+  bool drops = false;
+  uint32_t threshold = 0;
+  double kept = 1;
+  uint64_t draw_key = 0;
+  int64_t draw_row = 0;
 };
 /// What a head reads; g, out and lse only in backward. One of sees and adds where there is a mask:
 /// a query's weights are zeros where it sees no key, and its lse is +inf.
@@ -165,8 +172,9 @@ template <class T, class Sum = T>
 struct AttentionIn {
   const T *q, *k, *v, *g = nullptr, *out = nullptr;
   const Sum* lse = nullptr;
-  const bool* sees = nullptr;  // keys that queries attend to
-  const Sum* adds = nullptr;   // what is added to scaled scores
+  const bool* sees = nullptr;            // keys that queries attend to
+  const Sum* adds = nullptr;             // what is added to scaled scores
+  uint64_t draw_hi = 0, draw_first = 0;  // upper half of the counter; the first weight's word
   bool masked() const { return sees || adds; }
 };
 /// `next` is what the next call will read, fetched while this one computes; any head will do.

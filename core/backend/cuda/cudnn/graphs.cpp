@@ -1,5 +1,6 @@
 #include "core/backend/cuda/cudnn/graphs.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace tessera::cuda::dnn {
@@ -141,7 +142,7 @@ struct Norm {
     mean = number(), var = number();
     if (p.weight) weight = number();
     if (p.bias) bias = number();
-    if (p.residual) residual = g.tensor(e, last_strides(e), p.type, p.aligned_residual);
+    if (p.residual) residual = g.tensor(e, last_strides(e), p.type, p.aligned_beside);
   }
   Value mean, var, weight = Graph::kNone, bias = Graph::kNone, residual = Graph::kNone;
 };
@@ -177,6 +178,45 @@ void normalise(Graph& g, const ConvProblem& p, const Norm& norm, Value y, const 
   g.select(below, zero, y, result);
 }
 
+// What batch-norm's derivative takes of the gradient `made` of its result, which is stored as `h`
+// where that is another value; ConvValues numbers the operands.
+class GradSums {
+ public:
+  GradSums(Graph& g, const ConvProblem& p, const Extents& e) : g_(g), extents_(e) {
+    const Extents channels = channels_of(e);
+    const auto number = [&] { return g.tensor(channels, last_strides(channels), kFloat); };
+    const auto like = [&] { return g.tensor(e, last_strides(e), p.type, p.aligned_beside); };
+    sum_ = number(), products_ = number(), mean_ = number(), of_ = like();
+    if (p.relu) y_ = like();
+    if (p.residual) residual_ = like();
+  }
+  // What the convolution makes: h where nothing comes between.
+  Value made(Value h) { return y_ || residual_ ? inner(kFloat) : h; }
+  void add(Value made, Value h) {
+    if (residual_) {
+      const Value sum = y_ ? inner(kFloat) : h;
+      g_.pointwise(kAdd, made, residual_, sum);
+      made = sum;
+    }
+    if (y_) {
+      const Value zero = g_.scalar(0, extents_.size()), seen = inner(kBoolean);
+      g_.pointwise(kCompareLess, zero, y_, seen);
+      g_.select(seen, made, zero, h);
+    }
+    const Value centred = inner(kFloat), product = inner(kFloat);
+    g_.pointwise(kSub, of_, mean_, centred);
+    g_.pointwise(kMul, h, centred, product);
+    g_.reduce(kReduceAdd, h, sum_);
+    g_.reduce(kReduceAdd, product, products_);
+  }
+
+ private:
+  Value inner(int type) { return g_.inner(extents_, last_strides(extents_), type); }
+  Graph& g_;
+  const Extents& extents_;
+  Value sum_, products_, mean_, of_, y_ = Graph::kNone, residual_ = Graph::kNone;
+};
+
 }  // namespace
 
 Graph graph_of(const CudnnFunctions& f, const ConvProblem& p) {
@@ -189,11 +229,19 @@ Graph graph_of(const CudnnFunctions& f, const ConvProblem& p) {
   const Value of_x = g.tensor(x, last_strides(x), p.type, p.aligned_x),
               of_w = g.tensor(w, last_strides(w), p.type, p.aligned_w),
               of_y = g.tensor(y, last_strides(y), p.type, p.aligned_y);
+  const Graph::Window window{list(p.begin, n), list(p.end, n), list(p.stride, n),
+                             list(p.dilation, n)};
+  if (p.statistics && p.kind == ConvKind::kGradInput) {
+    GradSums sums(g, p, x);
+    const Value made = sums.made(of_x);
+    g.convolution(p.kind, made, of_w, of_y, window);
+    sums.add(made, of_x);
+    return g;
+  }
   std::optional<Norm> norm;
   if (p.normalises) norm.emplace(g, p, y);
   const Value made = norm ? g.inner(y, last_strides(y), kFloat) : of_y;
-  g.convolution(p.kind, of_x, of_w, made,
-                {list(p.begin, n), list(p.end, n), list(p.stride, n), list(p.dilation, n)});
+  g.convolution(p.kind, of_x, of_w, made, window);
   if (norm) normalise(g, p, *norm, made, y, of_y);
   if (p.statistics) {
     const Extents channels = channels_of(y);
@@ -202,6 +250,12 @@ Graph graph_of(const CudnnFunctions& f, const ConvProblem& p) {
     g.statistics(of_y, sum, squares);
   }
   return g;
+}
+
+bool takes(const ConvProblem& p) {
+  if (!p.statistics || p.kind != ConvKind::kGradInput) return true;
+  const bool grouped = p.x[1] != p.w[1];
+  return !grouped && std::all_of(p.stride, p.stride + p.spatial, [](int64_t s) { return s == 1; });
 }
 
 Graph graph_of(const CudnnFunctions& f, const AttentionProblem& p) {
@@ -217,5 +271,8 @@ bool takes(const AttentionProblem& p, int version) {
   return (p.type == kBFloat16 || p.type == kHalf) && shape && (!p.mask[0] || p.mask[3] == p.keys) &&
          (!p.gradient || p.keys % kTile == 0 || version > kLastWrong);
 }
+
+// NVIDIA's cudnn-frontend refuses attention in 16 bits of these two, forward and backward.
+bool has_faulty_attention(int version) { return version == 91000 || version == 91001; }
 
 }  // namespace tessera::cuda::dnn

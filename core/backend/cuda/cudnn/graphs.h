@@ -12,21 +12,28 @@ struct ConvProblem {
   int32_t type = kFloat;  // of all three
   int32_t spatial = 2;
   int32_t aligned_x = 16, aligned_w = 16, aligned_y = 16;
-  int32_t aligned_residual = 16;
+  int32_t aligned_beside = 16;  // operands that are as the result
   // y = (x * w - mean) / sqrt(var + eps) weight + bias + residual, then relu
   int32_t normalises = 0;
   int32_t weight = 0, bias = 0, residual = 0, relu = 0;  // which of these there are
   double eps = 0;
-  int64_t statistics = 0;  // of y [N, O, ..], which is the result: sums over all but channels, f32
+  // Sums over all but channels, f32: of the result y and of its squares; or, where x is the result,
+  // of h and of h (of - mean), h being what is written: x + residual where y of the relu > 0, else
+  // 0.
+  int64_t statistics = 0;
   int64_t x[5] = {}, w[5] = {}, y[5] = {};
   int64_t begin[3] = {}, end[3] = {}, stride[3] = {}, dilation[3] = {};
 };
 struct ConvValues {
   static constexpr Graph::Value kX = 1, kW = 2, kY = 3, kSum = 4, kSquares = 5;
-  // Of what normalises: mean, var, then weight, bias and residual where present.
-  static constexpr Graph::Value kMean = 4;
+  // Of what normalises: mean, var, then weight, bias and residual where present. Of sums behind the
+  // gradient of x: mean, of, then y of the relu and residual where present.
+  static Graph::Value mean(const ConvProblem& p) { return p.statistics ? 6 : 4; }
 };
 Graph graph_of(const CudnnFunctions& f, const ConvProblem& p);
+/// False where cuDNN is known to have no engine: for two sums behind the gradient of x where there
+/// are strides, and for any where there are groups.
+bool takes(const ConvProblem& p);
 
 /// Strides of a [B, H, places, width] whose rows are dense.
 struct HeadStrides {
@@ -62,5 +69,7 @@ Graph graph_of(const CudnnFunctions& f, const AttentionProblem& p);
 /// Whether cuDNN has engines for attention of such a shape: 16-bit floats, and heads of at most 128
 /// whose width is a multiple of 8. `version` is the library's.
 bool takes(const AttentionProblem& p, int version);
+/// Whether attention by this version is known to be wrong, whatever its shape.
+bool has_faulty_attention(int version);
 
 }  // namespace tessera::cuda::dnn

@@ -22,6 +22,10 @@ struct Tiles {
   TESSERA_FN Weights* weights(int before, int i) {
     return reinterpret_cast<Weights*>(heads(before)) + i * kTile;
   }
+  /// Behind `before` tiles of heads and `weights_before` of weights.
+  TESSERA_FN KeptTile<kTile, kTile>* kept(int before, int weights_before) {
+    return reinterpret_cast<KeptTile<kTile, kTile>*>(weights(before, weights_before));
+  }
 };
 
 /// kTile rows of a head in shared memory, as zeros beyond its extents.
@@ -92,13 +96,14 @@ TESSERA_FN C side_join(C x) {
     x = Op::join(x, __shfl_xor_sync(kAllLanes, x, lanes));
   return x;
 }
-template <class T, int kHead, int kTile, bool kMasked>
+template <class T, int kHead, int kTile, bool kMasked, bool kDropped>
 TESSERA_FN void attention_forward(const AttentionCall& c) {
   using C = Compute<T>;
   using S = Tiles<C, kHead, kTile>;
   constexpr int kEach = S::kEach;
   auto *q = S::heads(0), *k = S::heads(1), *v = S::heads(2);
   auto* p = S::weights(3, 0);
+  auto* kept = S::kept(3, 1);
   const int tx = int(threadIdx.x) % kSide, ty = int(threadIdx.x) / kSide;
   const AttentionTile tile = tile_of(c.queries, kTile);
   const int first = tile.first;
@@ -108,10 +113,12 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
   for (int i = 0; i < kEach; ++i) top[i] = -fn::inf(), total[i] = C(0);
   const int end = c.causal && first + kTile < c.keys ? first + kTile : c.keys;
   const long mask = kMasked ? mask_of(c, tile.head) : 0;
+  if constexpr (kDropped) begin_draws(kept, c, tile.head);
   for (int at = 0; at < end; at += kTile) {
     if constexpr (kMasked)
       if (hidden(c, mask, at, kTile)) continue;
     __syncthreads();
+    if constexpr (kDropped) draw<kAttentionThreads>(kept, c, first, at);
     fetch<T, kHead, kTile>(k, c, c.k, tile.head, at, c.keys, c.width);
     fetch<T, kHead, kTile>(v, c, c.v, tile.head, at, c.keys, c.value_width);
     __syncthreads();
@@ -137,7 +144,8 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         const C w = fn::exp(s[i][j] - reference);
-        p[ty + kSide * i][tx + kSide * j] = w;
+        const bool keeps = !kDropped || is_kept(kept, ty + kSide * i, tx + kSide * j);
+        p[ty + kSide * i][tx + kSide * j] = keeps ? w : C(0);
         sum += w;
       }
       total[i] = total[i] * keep + side_join<Sum>(sum);
@@ -153,7 +161,10 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
     const int query = first + ty + kSide * i;
     const bool none = kMasked && total[i] == C(0);
 #pragma unroll
-    for (int j = 0; j < S::kWide; ++j) out[i][j] = none ? C(0) : out[i][j] / total[i];
+    for (int j = 0; j < S::kWide; ++j) {
+      out[i][j] = none ? C(0) : out[i][j] / total[i];
+      if constexpr (kDropped) out[i][j] *= C(c.kept);
+    }
     if (tx == 0 && query < c.queries)
       static_cast<C*>(c.lse)[long(tile.head) * c.queries + query] =
           none ? C(fn::inf()) : top[i] + fn::log(total[i]);
@@ -162,12 +173,13 @@ TESSERA_FN void attention_forward(const AttentionCall& c) {
 }
 
 /// Weights p and their gradients ds of a tile of queries and one of keys, of which `a` and `b` are
-/// queries and keys (or the other way round, kKeys) and `ga`, `gb` cotangents and values. p is
-/// written for keys only.
-template <bool kKeys, bool kMasked, int kEach, class C, class Heads, class Weights>
-TESSERA_FN void weights_of(const AttentionCall& c, long mask, const Heads* a, const Heads* b,
-                           const Heads* ga, const Heads* gb, AttentionTile tile, int second,
-                           Weights* p, Weights* ds) {
+/// queries and keys (or the other way round, kKeys) and `ga`, `gb` cotangents and values. p, after
+/// dropout, is written for keys only.
+template <bool kKeys, bool kMasked, bool kDropped, int kEach, class C, class Heads, class Weights,
+          class Kept>
+TESSERA_FN void weights_of(const AttentionCall& c, long mask, const Kept* kept, const Heads* a,
+                           const Heads* b, const Heads* ga, const Heads* gb, AttentionTile tile,
+                           int second, Weights* p, Weights* ds) {
   const int tx = int(threadIdx.x) % kSide, ty = int(threadIdx.x) / kSide;
   C s[kEach][kEach], dp[kEach][kEach];
   dots(s, a, b, c.width);
@@ -184,7 +196,14 @@ TESSERA_FN void weights_of(const AttentionCall& c, long mask, const Heads* a, co
           there ? fn::exp(masked<kMasked>(c, mask, query, key, s[i][j] * C(c.scale), C(1)) -
                           static_cast<const C*>(c.lse)[row])
                 : C(0);
-      if constexpr (kKeys) p[ty + kSide * i][tx + kSide * j] = weight;
+      C times = C(1);
+      if constexpr (kDropped) {
+        const int own_place = ty + kSide * i, other_place = tx + kSide * j;
+        const bool keeps =
+            kKeys ? is_kept(kept, other_place, own_place) : is_kept(kept, own_place, other_place);
+        times = keeps ? C(c.kept) : C(0), dp[i][j] = keeps ? dp[i][j] * times : C(0);
+      }
+      if constexpr (kKeys) p[ty + kSide * i][tx + kSide * j] = weight * times;
       ds[ty + kSide * i][tx + kSide * j] =
           there ? weight * (dp[i][j] - static_cast<const C*>(c.delta)[row]) * C(c.scale) : C(0);
     }
@@ -192,13 +211,14 @@ TESSERA_FN void weights_of(const AttentionCall& c, long mask, const Heads* a, co
 
 /// dq of a tile of queries, or dk and dv of a tile of keys: the block walks over tiles of the
 /// other.
-template <class T, int kHead, int kTile, bool kKeys, bool kMasked>
+template <class T, int kHead, int kTile, bool kKeys, bool kMasked, bool kDropped>
 TESSERA_FN void attention_grad(const AttentionCall& c) {
   using C = Compute<T>;
   using S = Tiles<C, kHead, kTile>;
   auto *own = S::heads(0), *own_values = S::heads(1);
   auto *other = S::heads(2), *other_values = S::heads(3);
   auto *ds = S::weights(4, 0), *p = S::weights(4, 1);  // p is there for keys only
+  auto* kept = S::kept(4, kKeys ? 2 : 1);
   const AttentionOperand &held = kKeys ? c.k : c.q, &held_values = kKeys ? c.v : c.g;
   const AttentionOperand &walked = kKeys ? c.q : c.k, &walked_values = kKeys ? c.g : c.v;
   const int rows = kKeys ? c.keys : c.queries, others = kKeys ? c.queries : c.keys;
@@ -210,15 +230,18 @@ TESSERA_FN void attention_grad(const AttentionCall& c) {
   const int last = !kKeys && c.causal && tile.first + kTile < others ? tile.first + kTile : others;
   const long mask = kMasked ? mask_of(c, tile.head) : 0;
   const int end = kMasked && kKeys && hidden(c, mask, tile.first, kTile) ? begin : last;
+  if constexpr (kDropped) begin_draws(kept, c, tile.head);
   for (int at = begin; at < end; at += kTile) {
     if constexpr (kMasked && !kKeys)
       if (hidden(c, mask, at, kTile)) continue;
     __syncthreads();
+    if constexpr (kDropped)
+      draw<kAttentionThreads>(kept, c, kKeys ? at : tile.first, kKeys ? tile.first : at);
     fetch<T, kHead, kTile>(other, c, walked, tile.head, at, others, c.width);
     fetch<T, kHead, kTile>(other_values, c, walked_values, tile.head, at, others, c.value_width);
     __syncthreads();
-    weights_of<kKeys, kMasked, S::kEach, C>(c, mask, own, other, own_values, other_values, tile, at,
-                                            p, ds);
+    weights_of<kKeys, kMasked, kDropped, S::kEach, C>(c, mask, kept, own, other, own_values,
+                                                      other_values, tile, at, p, ds);
     __syncthreads();
     if constexpr (kKeys)
       weigh<kTile>(value_sums, other_values, [&](int row, int r) { return p[row][r]; });
@@ -230,8 +253,8 @@ TESSERA_FN void attention_grad(const AttentionCall& c) {
 
 }  // namespace tessera::device
 
-// instances: T, HEAD, TILE, MASKED, BOUNDS of a launch
-KERNEL(forward, AttentionCall, BOUNDS) { attention_forward<T, HEAD, TILE, MASKED>(c); }
+// instances: T, HEAD, TILE, MASKED, DROPPED, BOUNDS of a launch
+KERNEL(forward, AttentionCall, BOUNDS) { attention_forward<T, HEAD, TILE, MASKED, DROPPED>(c); }
 KERNEL(delta, AttentionCall, 256) { attention_delta<T>(c); }
-KERNEL(queries, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, false, MASKED>(c); }
-KERNEL(keys, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, true, MASKED>(c); }
+KERNEL(queries, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, false, MASKED, DROPPED>(c); }
+KERNEL(keys, AttentionCall, BOUNDS) { attention_grad<T, HEAD, TILE, true, MASKED, DROPPED>(c); }

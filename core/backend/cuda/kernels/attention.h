@@ -25,8 +25,8 @@ std::optional<AttentionShape> attention_shape(DType dtype, int64_t width, size_t
 
 /// "attention" or "attention_units".
 const char* attention_family(AttentionShape shape);
-/// Entries forward, delta, queries and keys; with a mask or without.
-Instance attention_instance(DType dtype, AttentionShape shape, bool masked);
+/// Entries forward, delta, queries and keys; with a mask or without, with dropout or without.
+Instance attention_instance(DType dtype, AttentionShape shape, bool masked, bool dropped);
 /// Entries bias, a warp a line, and blank, a thread a row; 16-bit floats.
 Instance attention_mask_instance(DType dtype);
 
@@ -34,6 +34,6 @@ enum class AttentionEntry { kForward, kDelta, kQueries, kKeys };
 /// `positions`, at least one, are the queries, for kKeys the keys. Shared memory is above 48 KiB:
 /// the function's limit has to be raised first.
 Geometry attention_geometry(AttentionEntry entry, DType dtype, AttentionShape shape,
-                            int64_t batch_heads, int64_t positions);
+                            int64_t batch_heads, int64_t positions, bool dropped);
 
 }  // namespace tessera::cuda

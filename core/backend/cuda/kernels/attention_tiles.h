@@ -1,5 +1,6 @@
 // What the kernels of attention share: which tile a block has, where rows lie, and who attends to
-// whom. Printed after math.h and device.h in front of both families.
+// whom, and which weights are dropped. Printed after math.h, device.h and draws.h in front of both
+// families.
 namespace tessera::device {
 
 /// What a block has: the head, counted over the batch, and its first position of `positions`. All
@@ -45,6 +46,58 @@ TESSERA_FN bool hidden(const AttentionCall& c, long mask, int first, int count) 
   const int key = first + int(threadIdx.x);
   const bool mine = int(threadIdx.x) < count && key < c.keys;
   return !__syncthreads_or(mine && static_cast<const bool*>(c.mask)[mask + key * c.mask_key]);
+}
+
+// ---- dropout ----
+
+/// Which weights of a tile are kept, by fours of neighbouring keys, in shared memory; and where the
+/// words of the head's weights lie, which would take registers.
+template <int kQueries, int kKeys>
+struct KeptTile {
+  uint64_t key, hi, first;
+  unsigned char fours[kQueries * kKeys / 4];
+};
+/// Before the first draw of the block, and a barrier.
+template <int kQueries, int kKeys>
+TESSERA_FN void begin_draws(KeptTile<kQueries, kKeys>* kept, const AttentionCall& c,
+                            unsigned head) {
+  if (threadIdx.x != 0) return;
+  const unsigned batch = head / c.heads, rows = unsigned(c.draw_rows);
+  const long row = c.samples ? batch % rows : batch;
+  kept->key = stream_of(c);
+  kept->hi = c.samples ? uint64_t(c.samples[batch / rows]) : ~uint64_t(0);
+  kept->first = uint64_t(c.draw_begin + row * c.draw_batch + long(head % c.heads) * c.draw_head);
+}
+/// Bit l: the word of element `index` + l is not below the threshold.
+TESSERA_FN unsigned kept_of_four(const AttentionCall& c, uint64_t key, uint64_t hi,
+                                 uint64_t index) {
+  const unsigned skip = unsigned(index % 4);
+  const Philox4 p = philox4x32(key, hi, index / 4);
+  unsigned bits = 0;
+#pragma unroll
+  for (int l = 0; l < 4; ++l) bits |= unsigned(p.v[l] >= c.threshold) << l;
+  if (skip != 0) {  // the words are of two blocks
+    const Philox4 more = philox4x32(key, hi, index / 4 + 1);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) bits |= unsigned(more.v[l] >= c.threshold) << (4 + l);
+  }
+  return bits >> skip & 15u;
+}
+/// Draws the tile from this query and key on; kThreads have to call it.
+template <int kThreads, int kQueries, int kKeys>
+TESSERA_FN void draw(KeptTile<kQueries, kKeys>* kept, const AttentionCall& c, int query, int key) {
+  const uint64_t stream = kept->key, hi = kept->hi, first = kept->first;
+#pragma unroll 2
+  for (int e = int(threadIdx.x); e < kQueries * kKeys / 4; e += kThreads) {
+    const int i = query + e / (kKeys / 4), j = key + e % (kKeys / 4) * 4;
+    kept->fours[e] = attends(c, i, j) ? static_cast<unsigned char>(kept_of_four(
+                                            c, stream, hi, first + uint64_t(i * c.draw_query + j)))
+                                      : 0;
+  }
+}
+template <int kQueries, int kKeys>
+TESSERA_FN bool is_kept(const KeptTile<kQueries, kKeys>* kept, int query, int key) {
+  return kept->fours[query * (kKeys / 4) + key / 4] >> key % 4 & 1;
 }
 
 inline constexpr int kDeltaRows = 8;  // of a block, a warp for each

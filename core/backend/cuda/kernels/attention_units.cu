@@ -22,6 +22,11 @@ struct UnitTiles {
   TESSERA_FN T* other(int kept, int stage, int i) {
     return own(kept) + (2 * stage + i) * kOther * kLine;
   }
+  /// Behind both stages.
+  template <int kQueries, int kKeys>
+  TESSERA_FN KeptTile<kQueries, kKeys>* kept_weights(int kept) {
+    return reinterpret_cast<KeptTile<kQueries, kKeys>*>(other(kept, 2, 0));
+  }
 };
 
 /// kRows rows of a head, as zeros beyond its extents; without waiting where it comes in packs.
@@ -143,7 +148,7 @@ TESSERA_FN void put(const FragmentC (&sums)[kHead / 8], const float (&factor)[2]
 
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-template <class T, int kHead, int kOther, bool kMasked>
+template <class T, int kHead, int kOther, bool kMasked, bool kDropped>
 TESSERA_FN void unit_forward(const AttentionCall& c) {
   using S = UnitTiles<T, kHead, kOther>;
   const AttentionTile tile = tile_of(c.queries, kUnitRows);
@@ -163,6 +168,8 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
   fetch_stage(0, 0);
   const float scale = float(c.scale) * kLog2E;
   const long mask = kMasked ? mask_of(c, tile.head) : 0;
+  auto* kept = S::template kept_weights<kUnitRows, kOther>(1);
+  if constexpr (kDropped) begin_draws(kept, c, tile.head);
   FragmentC out[kHead / 8] = {};
   float top[2] = {float(-fn::inf()), float(-fn::inf())}, total[2] = {};  // total: of this thread
   int stage = 0;
@@ -173,6 +180,10 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
     __syncthreads();
     if constexpr (kMasked)
       if (hidden(c, mask, at, kOther)) continue;
+    if constexpr (kDropped) {
+      draw<kUnitThreads>(kept, c, tile.first, at);
+      __syncthreads();
+    }
     FragmentC s[kOther / 8];
     unit_dots<kHead, kOther>(s, S::own(0), S::other(1, stage, 0), c.width);
 #pragma unroll
@@ -197,8 +208,12 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
 #pragma unroll
       for (int j = 0; j < kOther / 8; ++j)
 #pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; ++e)
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
           sum += s[j].of[e] = about_exp2(s[j].of[e] - reference);
+          if constexpr (kDropped)
+            if (!is_kept(kept, row + 8 * half - tile.first, 8 * j + column + e % 2))
+              s[j].of[e] = 0.0f;
+        }
       total[half] = total[half] * keep + sum;
       top[half] = best;
 #pragma unroll
@@ -213,7 +228,7 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(total[half]);
     const bool none = kMasked && sum == 0.0f;
-    inverse[half] = none ? 0.0f : 1.0f / sum;
+    inverse[half] = none ? 0.0f : (kDropped ? float(c.kept) : 1.0f) / sum;
     const int query = row + 8 * half;
     if (column == 0 && query < c.queries)
       static_cast<float*>(c.lse)[long(tile.head) * c.queries + query] =
@@ -223,7 +238,7 @@ TESSERA_FN void unit_forward(const AttentionCall& c) {
 }
 
 /// dq of 64 queries, or dk and dv of 64 keys: the block walks over tiles of the other.
-template <class T, int kHead, int kOther, bool kKeys, bool kMasked>
+template <class T, int kHead, int kOther, bool kKeys, bool kMasked, bool kDropped>
 TESSERA_FN void unit_grad(const AttentionCall& c) {
   using S = UnitTiles<T, kHead, kOther>;
   const AttentionOperand &held = kKeys ? c.k : c.q, &held_values = kKeys ? c.v : c.g;
@@ -255,6 +270,9 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
   const float* lse = static_cast<const float*>(c.lse) + long(tile.head) * c.queries;
   const float* delta = static_cast<const float*>(c.delta) + long(tile.head) * c.queries;
   const float scale = float(c.scale) * kLog2E;
+  constexpr int kQueries = kKeys ? kOther : kUnitRows, kColumns = kKeys ? kUnitRows : kOther;
+  auto* kept = S::template kept_weights<kQueries, kColumns>(2);
+  if constexpr (kDropped) begin_draws(kept, c, tile.head);
   FragmentC sums[kHead / 8] = {}, value_sums[kHead / 8] = {};
   int stage = 0;
 #pragma unroll 1
@@ -264,6 +282,10 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
     __syncthreads();
     if constexpr (kMasked && !kKeys)
       if (hidden(c, mask, at, kOther)) continue;
+    if constexpr (kDropped) {
+      draw<kUnitThreads>(kept, c, kKeys ? at : tile.first, kKeys ? tile.first : at);
+      __syncthreads();
+    }
     const T *other = S::other(2, stage, 0), *other_values = S::other(2, stage, 1);
     FragmentC p[kOther / 8], ds[kOther / 8];
     unit_dots<kHead, kOther>(p, S::own(0), other, c.width);
@@ -281,23 +303,31 @@ TESSERA_FN void unit_grad(const AttentionCall& c) {
                                lse[safe] * kLog2E)
                   : 0.0f;
         p[j].of[e] = weight;
+        if constexpr (kDropped) {
+          const int own_place = one - tile.first, other_place = another - at;
+          const bool keeps =
+              kKeys ? is_kept(kept, other_place, own_place) : is_kept(kept, own_place, other_place);
+          p[j].of[e] = keeps ? weight : 0.0f;
+          ds[j].of[e] = keeps ? ds[j].of[e] * float(c.kept) : 0.0f;
+        }
         ds[j].of[e] = there ? weight * (ds[j].of[e] - delta[safe]) : 0.0f;
       }
     if constexpr (kKeys) unit_weigh<kHead, kOther>(value_sums, p, other_values, c.value_width);
     unit_weigh<kHead, kOther>(sums, ds, other, c.width);
     __syncthreads();
   }
-  const float scaled[2] = {float(c.scale), float(c.scale)}, as_is[2] = {1.0f, 1.0f};
+  const float scaled[2] = {float(c.scale), float(c.scale)};
+  const float times = kDropped ? float(c.kept) : 1.0f, by_kept[2] = {times, times};
   put<T, kHead>(sums, scaled, c, kKeys ? c.dk : c.dq, tile, rows, c.width,
                 c.packs & (kKeys ? kPacksDk : kPacksDq));
   if constexpr (kKeys)
-    put<T, kHead>(value_sums, as_is, c, c.dv, tile, rows, c.value_width, c.packs & kPacksDv);
+    put<T, kHead>(value_sums, by_kept, c, c.dv, tile, rows, c.value_width, c.packs & kPacksDv);
 }
 
 }  // namespace tessera::device
 
-// instances: T, HEAD, TILE, MASKED, BOUNDS of forward
-KERNEL(forward, AttentionCall, BOUNDS) { unit_forward<T, HEAD, TILE, MASKED>(c); }
+// instances: T, HEAD, TILE, MASKED, DROPPED, BOUNDS of forward
+KERNEL(forward, AttentionCall, BOUNDS) { unit_forward<T, HEAD, TILE, MASKED, DROPPED>(c); }
 KERNEL(delta, AttentionCall, 256) { attention_delta<T>(c); }
-KERNEL(queries, AttentionCall, 128) { unit_grad<T, HEAD, TILE, false, MASKED>(c); }
-KERNEL(keys, AttentionCall, 128) { unit_grad<T, HEAD, TILE, true, MASKED>(c); }
+KERNEL(queries, AttentionCall, 128) { unit_grad<T, HEAD, TILE, false, MASKED, DROPPED>(c); }
+KERNEL(keys, AttentionCall, 128) { unit_grad<T, HEAD, TILE, true, MASKED, DROPPED>(c); }

@@ -173,6 +173,32 @@ TESSERA_FN void grad_sums(const BatchNormCall& c) {
   sum = over_warps(sum), products = over_warps(products);
   write_part(c, p, sum, products);
 }
+/// The same of h, which is written to dresidual: g, or where there is a residual its sum with that,
+/// as the whole tensor would be rounded.
+template <class T>
+TESSERA_FN void masked_sums(const BatchNormCall& c) {
+  using C = Compute<T>;
+  const NormPart p = part_of(c);
+  const C mean = p.channel < c.channels ? static_cast<const C*>(c.mean)[p.channel] : C(0);
+  C sum = C(0), products = C(0);
+  T x[kNormLoads], h[kNormLoads];
+  rewrite_rows(
+      p,
+      [&](unsigned r, int j) {
+        x[j] = element<T>(c.x, c, r, p.channel);
+        h[j] = element<T>(c.g, c, r, p.channel);
+        if (c.residual)
+          h[j] = Narrow<T>::from(widen(h[j]) + widen(element<T>(c.residual, c, r, p.channel)));
+        h[j] = before_relu(c, h[j], r, p.channel);
+      },
+      [&](unsigned r, int j) {
+        static_cast<T*>(c.dresidual)[long(r) * c.channels + p.channel] = h[j];
+        const C g = widen(h[j]);
+        sum += g, products += g * (widen(x[j]) - mean);
+      });
+  sum = over_warps(sum), products = over_warps(products);
+  write_part(c, p, sum, products);
+}
 /// sum_g and sum_product of channels; dw = sum_product rstd and db = sum_g where they are wanted.
 template <class C>
 TESSERA_FN void join_sums(const BatchNormCall& c) {
@@ -222,5 +248,6 @@ KERNEL(join_moments, BatchNormCall, 256) { join_moments<Compute<T>>(c); }
 KERNEL(moments_of_sums, BatchNormCall, 256) { moments_of_sums<Compute<T>>(c); }
 KERNEL(normalize, BatchNormCall, 256) { normalize<T>(c); }
 KERNEL(grad_sums, BatchNormCall, 256) { grad_sums<T>(c); }
+KERNEL(masked_sums, BatchNormCall, 256) { masked_sums<T>(c); }
 KERNEL(join_sums, BatchNormCall, 256) { join_sums<Compute<T>>(c); }
 KERNEL(grad, BatchNormCall, 256) { grad<T>(c); }

@@ -1,6 +1,6 @@
-// Which random words an element takes: what random tensors and dropout share. Printed after
-// core/tensor/philox.h in front of those families. Invariant: the words follow from the key and the
-// element's global index alone, and are those of the CPU.
+// Which random words an element takes: what random tensors, dropout and attention share. Printed
+// after core/tensor/philox.h in front of those families. Invariant: the words follow from the key
+// and the element's global index alone, and are those of the CPU.
 namespace tessera::device {
 
 inline constexpr int kRandomThreads = 256;
@@ -9,16 +9,18 @@ TESSERA_FN unsigned pack_of(int step) {
   return (blockIdx.x * kRandomSteps + unsigned(step)) * kRandomThreads + threadIdx.x;
 }
 
-/// The stream of one key, as on the CPU.
-TESSERA_FN uint64_t stream_key(const RandomCall& c) {
+/// The stream of a call's key, as on the CPU.
+template <class Call>
+TESSERA_FN uint64_t stream_of(const Call& c) {
   const long seed = c.key ? c.key[0] : c.seed, number = c.key ? c.key[1] : c.number;
-  return low64(philox4x32(uint64_t(seed), 0x7465737365726121ull, uint64_t(number)));
+  return stream_key(uint64_t(seed), uint64_t(number));
 }
 
 /// The same, drawn once for the block; every thread has to call it.
-TESSERA_FN uint64_t block_key(const RandomCall& c) {
+template <class Call>
+TESSERA_FN uint64_t block_key(const Call& c) {
   __shared__ uint64_t key;
-  if (threadIdx.x == 0) key = stream_key(c);
+  if (threadIdx.x == 0) key = stream_of(c);
   __syncthreads();
   return key;
 }

@@ -115,7 +115,9 @@ std::vector<Instance> attention_instances(bool units) {
   for (DType t : kFloats)
     for (AttentionShape s : attention_shapes(t))
       if (s.units == units)
-        for (bool masked : {false, true}) all.push_back(attention_instance(t, s, masked));
+        for (bool masked : {false, true})
+          for (bool dropped : {false, true})
+            all.push_back(attention_instance(t, s, masked, dropped));
   return all;
 }
 

@@ -278,6 +278,17 @@ struct AttentionCall {
   const void* mask;
   long mask_batch, mask_head, mask_query, mask_key;  // in elements
   int mask_is_bool;
+  // Of instances with dropout: weights whose words are below the threshold count as zeros, the
+  // others times `kept`. Words of batch b lie from draw_begin + b draw_batch on and so on, keys as
+  // neighbours. With `samples`, batch b is row b % draw_rows of sample b / draw_rows, whose number
+  // is the upper half of the counter. `key`, `seed` and `number` as in RandomCall.
+  const long* key;
+  long seed, number;
+  const long* samples;
+  long draw_begin, draw_batch, draw_head, draw_query;
+  double kept;
+  int draw_rows;
+  unsigned threshold;
 };
 /// Bits of AttentionCall::packs: rows begin at multiples of 16 bytes and are some packs long.
 inline constexpr unsigned kPacksQ = 1, kPacksK = 2, kPacksV = 4, kPacksG = 8, kPacksOut = 16,
@@ -352,7 +363,7 @@ struct PoolCall {
 /// [channels] and partial results [pieces, channels] are of the compute type. What an op does not
 /// have is null: y where there is no relu in backward, and so on. join_sums multiplies both sums by
 /// `share` (1, or 1 / rows for grad, which reads means). moments_of_sums reads first and second
-/// [channels], and `share` is 1 / rows.
+/// [channels], and `share` is 1 / rows. dresidual of masked_sums may be its g.
 struct BatchNormCall {
   const void *x, *g, *y, *weight, *bias, *residual;
   void *out, *dresidual, *mean, *var, *first, *second, *sum_g, *sum_product, *dw, *db;

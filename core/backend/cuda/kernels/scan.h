@@ -25,8 +25,8 @@ Instance pool_instance(DType dtype);
 /// Entries gather, gather_packs and collect.
 Instance conv_instance(DType dtype);
 
-/// Entries moments, normalize, grad_sums and grad with this geometry; join_moments, moments_of_sums
-/// and join_sums have a thread for each channel: cover(channels, 256).
+/// Entries moments, normalize, grad_sums, masked_sums and grad with this geometry; join_moments,
+/// moments_of_sums and join_sums have a thread for each channel: cover(channels, 256).
 Instance batch_norm_instance(DType dtype);
 struct BatchNormPieces {
   unsigned piece, pieces;  // rows of a piece

@@ -37,8 +37,8 @@ constexpr Family kFamilies[] = {
     {"dropout", "", "draws.h"},
     {"update", ""},
     {"matmul", ""},
-    {"attention", "math.h", "attention_tiles.h"},
-    {"attention_units", "math.h", "attention_tiles.h"},
+    {"attention", "math.h", "draws.h attention_tiles.h"},
+    {"attention_units", "math.h", "draws.h attention_tiles.h"},
     {"attention_mask", ""},
     {"scan", "math.h"},
     {"sort", ""},
@@ -138,7 +138,7 @@ std::string compose(const KernelText& of) {
   append_files(text, kFunctors, "convert.h joins.h threads.h");
   append_files(text, kFunctors, family->functors);
   append_files(text, kKernels, "parameters.h instructions.h device.h");
-  if (family->helpers == "draws.h") {
+  if (family->helpers.starts_with("draws.h")) {
     text += "namespace tessera {\nusing uint32_t = unsigned;\nusing uint64_t = unsigned long;\n}\n";
     append_files(text, kTensor, "philox.h");
   }

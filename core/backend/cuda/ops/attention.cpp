@@ -66,10 +66,9 @@ AttentionCall call_for(const Primitive& prim, const Tensor& q, const Tensor& k, 
 }
 
 // The mask as kernels read it, or nothing: bools, or numbers of the type that they compute in.
-Tensor mask_of(const AttentionAttributes& a, In in, const Stream& stream) {
-  if (!a.has_mask) return {};
-  const DType compute = in[0].dtype() == kF64 ? kF64 : kF32;
-  const Tensor& mask = in.back();
+Tensor mask_of(const Tensor& mask, DType t, const Stream& stream) {
+  if (!mask.defined()) return {};
+  const DType compute = t == kF64 ? kF64 : kF32;
   if (mask.dtype() == kBool || mask.dtype() == compute) return mask;
   const Tensor wide = empty(mask.shape(), compute, mask.device());
   convert(mask, wide, stream);
@@ -82,12 +81,31 @@ void set_mask(AttentionCall& c, const Tensor& mask) {
   c.mask_batch = step(0), c.mask_head = step(1), c.mask_query = step(2), c.mask_key = step(3);
 }
 
+// What draws the weights that are dropped. A key of the host goes by value.
+void set_draw(AttentionCall& c, const AttentionAttributes& a, const AttentionFurther& more,
+              int64_t batch) {
+  if (!a.drops()) return;
+  if (more.key.device().is_cpu()) {
+    const int64_t* k = more.key.values<int64_t>();
+    c.seed = k[0], c.number = k[1];
+  } else {
+    c.key = static_cast<const long*>(more.key.device_data());
+  }
+  const int64_t samples = a.drop.by_sample ? more.samples.numel() : 0;
+  const DrawnWeights drawn(a.drop, {batch, c.heads, c.queries, c.keys}, samples);
+  if (samples) c.samples = static_cast<const long*>(more.samples.device_data());
+  c.draw_begin = drawn.begin, c.draw_batch = drawn.batch, c.draw_head = drawn.head;
+  c.draw_query = drawn.query, c.draw_rows = int(drawn.rows);
+  c.threshold = a.drop.threshold(), c.kept = a.drop.kept();
+}
+
 void launch_attention(const char* entry, AttentionEntry kind, DType t, AttentionShape shape,
                       int64_t positions, const Tensor& q, const Stream& stream,
                       const AttentionCall& c) {
   if (q.size(0) * q.size(1) == 0 || positions == 0) return;
-  launch(attention_instance(t, shape, c.mask).name, entry,
-         attention_geometry(kind, t, shape, q.size(0) * q.size(1), positions), stream, c);
+  const bool dropped = c.kept > 0;
+  launch(attention_instance(t, shape, c.mask, dropped).name, entry,
+         attention_geometry(kind, t, shape, q.size(0) * q.size(1), positions, dropped), stream, c);
 }
 
 // Heads that no instance holds are computed by other ops.
@@ -104,14 +122,21 @@ uint32_t need_dense(In in) {
   return bits;
 }
 
-void plan_forward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
-  lie_as_heads(in[0].meta(), out[0]);
-  plan.dense_in = need_dense(in.first(3)), plan.uncapturable = decomposes(in[0], in[2]);
+// Key and sample numbers are dense.
+uint32_t draw_dense(const Primitive& prim, In in) {
+  const auto& a = attributes_of<AttentionAttributes>(prim);
+  return a.drops() ? ~0u << (in.size() - 1 - a.drop.by_sample) : 0;
 }
-void plan_backward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
+
+void plan_forward(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
+  lie_as_heads(in[0].meta(), out[0]);
+  plan.dense_in = need_dense(in.first(3)) | draw_dense(prim, in);
+  plan.uncapturable = decomposes(in[0], in[2]);
+}
+void plan_backward(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
   for (size_t i = 0; i < out.size(); ++i) lie_as_heads(in[i + 1].meta(), out[i]);
   plan.any_strides_out = true;
-  plan.dense_in = need_dense(in.first(5)) | 1u << 5;  // lse
+  plan.dense_in = need_dense(in.first(5)) | 1u << 5 | draw_dense(prim, in);  // lse
   plan.uncapturable = decomposes(in[1], in[3]);
 }
 
@@ -121,15 +146,17 @@ void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&
   if (library_attention(a, in, out, stream)) return;
   const std::optional<AttentionShape> shape = shape_for(q, v, stream);
   if (!shape) return run_decomposed(prim, in, out, stream);
-  const Tensor mask = mask_of(a, in, stream);
+  const AttentionFurther more(a, in);
+  const Tensor mask = mask_of(more.mask, q.dtype(), stream);
   AttentionCall c = call_for(prim, q, k, v);
   set_mask(c, mask);
+  set_draw(c, a, more, q.size(0));
   c.out = operand(out[0]), c.lse = out[1].device_data();
   c.packs |= packs_of(out[0], kPacksOut);
   launch_attention("forward", AttentionEntry::kForward, q.dtype(), *shape, q.size(2), q, stream, c);
 }
 
-// Operands g, q, k, v, out, lse and maybe a mask; results dq, dk, dv.
+// Operands g, q, k, v, out, lse and the further ones; results dq, dk, dv.
 void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
   const Tensor &q = in[1], &k = in[2], &v = in[3];
   const auto& a = attributes_of<AttentionAttributes>(prim);
@@ -141,9 +168,11 @@ void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream
   const Tensor lse =
       in[5].dtype() == compute ? in[5] : empty(in[5].shape(), compute, stream.device);
   if (!lse.is_same(in[5])) convert(in[5], lse, stream);
-  const Tensor mask = mask_of(a, in, stream);
+  const AttentionFurther more(a, in);
+  const Tensor mask = mask_of(more.mask, q.dtype(), stream);
   AttentionCall c = call_for(prim, q, k, v);
   set_mask(c, mask);
+  set_draw(c, a, more, q.size(0));
   c.g = operand(in[0]), c.out = operand(in[4]), c.lse = lse.device_data();
   c.dq = operand(out[0]), c.dk = operand(out[1]), c.dv = operand(out[2]);
   c.delta = delta.device_data();
@@ -159,8 +188,9 @@ void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream
 
 void register_attention(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
-  table.add(cuda, "attention", {.plan = plan_forward, .run = run_forward});
-  table.add(cuda, "attention_grad", {.plan = plan_backward, .run = run_backward});
+  table.add(cuda, "attention", {.plan = plan_forward, .run = run_forward, .host_scalars = true});
+  table.add(cuda, "attention_grad",
+            {.plan = plan_backward, .run = run_backward, .host_scalars = true});
 }
 
 }  // namespace tessera::cuda

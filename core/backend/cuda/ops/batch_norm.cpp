@@ -55,6 +55,13 @@ class Norm {
   }
   // sum_g and sum_product, and dw and db where the call has them.
   void grad_sums() { in_pieces("grad_sums", "join_sums"); }
+  // The same of what they write to dresidual.
+  void masked_sums() { in_pieces("masked_sums", "join_sums"); }
+  // The same by sums of all rows.
+  void join_sums(const Tensor& sum, const Tensor& products) {
+    call.pieces = 1, call.first = sum.device_data(), call.second = products.device_data();
+    join("join_sums");
+  }
   void run(const char* entry) const { launch(name(), entry, pieces_.geometry, stream_, call); }
 
  private:
@@ -67,7 +74,10 @@ class Norm {
     const int64_t partial = int64_t(call.pieces) * call.channels;
     call.first = scratch(partial), call.second = scratch(partial);
     run(entry);
-    launch(name(), join, cover(call.channels, 256), stream_, call);
+    this->join(join);
+  }
+  void join(const char* entry) const {
+    launch(name(), entry, cover(call.channels, 256), stream_, call);
   }
 
   const Stream& stream_;
@@ -185,6 +195,33 @@ void apply_norm(const BatchNormAttributes& a, In in, const Tensor& y, const Stre
   Norm norm(in[0], stream);
   norm.call.mean = norm.channel(in[1]), norm.call.var = norm.channel(in[2]);
   normalize(norm, a, in.subspan(3), y);
+}
+
+namespace {
+
+// A call that writes what has one value a channel.
+Norm sums_of(const GradSums& s, const Stream& stream) {
+  Norm norm(s.x, stream);
+  BatchNormCall& c = norm.call;
+  c.mean = norm.channel(s.mean), c.var = norm.channel(s.var);
+  c.eps = s.norm.eps, c.share = 1 / double(c.rows);
+  c.sum_g = s.results[0].device_data(), c.sum_product = s.results[1].device_data();
+  if (s.norm.form.weight) c.dw = s.results[2].device_data();
+  if (s.norm.form.bias) c.db = s.results[s.norm.form.weight ? 3 : 2].device_data();
+  return norm;
+}
+
+}  // namespace
+
+void masked_sums(const GradSums& s, const Stream& stream) {
+  Norm norm = sums_of(s, stream);
+  norm.call.y = norm.rows(s.y), norm.call.residual = norm.rows(s.other);
+  norm.call.g = norm.call.dresidual = s.h.device_data();
+  norm.masked_sums();
+}
+void grads_of_sums(const GradSums& s, const Tensor& sum, const Tensor& products,
+                   const Stream& stream) {
+  sums_of(s, stream).join_sums(sum, products);
 }
 
 void register_batch_norm(KernelTable& table) {

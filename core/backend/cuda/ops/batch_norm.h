@@ -17,4 +17,17 @@ void moments_of_sums(const Tensor& x, const Tensor& sum, const Tensor& squares, 
 void apply_norm(const BatchNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
                 const Stream& stream);
 
+/// What conv_grad_norm computes behind the convolution's gradient: x, var, mean and maybe y and
+/// `other` are its operands, h the first of its results and `results` the others.
+struct GradSums {
+  const BatchNormAttributes& norm;
+  Tensor x, mean, var, y, other, h;
+  std::span<const Tensor> results;
+};
+/// Enqueues them all, from what lies in h without y and `other`.
+void masked_sums(const GradSums& s, const Stream& stream);
+/// Enqueues all but h by the sums of h and of h (x - mean), f32 [C]; x is of 16 bits.
+void grads_of_sums(const GradSums& s, const Tensor& sum, const Tensor& products,
+                   const Stream& stream);
+
 }  // namespace tessera::cuda

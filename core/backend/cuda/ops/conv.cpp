@@ -172,12 +172,11 @@ void run_conv_stats(const Primitive& prim, In in, Out out, Workspace, const Stre
   moments_of_sums(y, sum, squares, mean, var, stream);
 }
 
-void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
-  const auto& a = attributes_of<ConvAttributes>(prim);
-  const Tensor& dx = out[0];
+// dx by g and w, the first operands.
+void grad_input(const ConvAttributes& a, In in, const Tensor& dx, const Stream& stream) {
   const Convolution conv(a, dx.shape(), in[1].shape(), in[0].shape());
   if (conv.empty()) return fill(dx, 0, stream);
-  const auto own = [&] { run_grad_input(prim, in, out, {}, stream); };
+  const auto own = [&] { grad_input(a, in, dx, stream); };
   if (library_conv(dnn::ConvKind::kGradInput, a, dx, in[1], in[0], own, stream)) return;
   const Tensor g = channels_last(in[0], stream), w = channels_last(in[1], stream);
   const int64_t images = dx.size(0), places = conv.rows / images, all = conv.groups * conv.outputs;
@@ -203,6 +202,40 @@ void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stre
     c.count = countable(n * (dx.numel() / images), "images");
     launch(conv_instance(g.dtype()).name, "collect", cover(c.count, 256), stream, c);
   }
+}
+
+void run_grad_input(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  grad_input(attributes_of<ConvAttributes>(prim), in, out[0], stream);
+}
+
+// The library masks and sums what it stores, or that is done where it lies.
+void run_grad_norm(const Primitive& prim, In in, Out out, Workspace, const Stream& stream) {
+  const auto& a = attributes_of<ConvNormAttributes>(prim);
+  const BatchNormForm& form = a.norm.form;
+  const Tensor& h = out[0];
+  if (h.numel() == 0) {
+    for (const Tensor& t : out.subspan(1)) fill(t, 0, stream);
+    return;
+  }
+  const GradSums s{.norm = a.norm,
+                   .x = in[2],
+                   .mean = in[3],
+                   .var = in[4],
+                   .y = form.relu ? in[5] : Tensor(),
+                   .other = form.residual ? in.back() : Tensor(),
+                   .h = h,
+                   .results = out.subspan(1)};
+  const auto apart = [&] {
+    grad_input(a.conv, in, h, stream);
+    masked_sums(s, stream);
+  };
+  const Convolution conv(a.conv, h.shape(), in[1].shape(), in[0].shape());
+  if (conv.empty()) return apart();
+  const Tensor sum = empty({h.size(1)}, kF32, stream.device),
+               products = empty({h.size(1)}, kF32, stream.device);
+  if (!library_conv_grad_sums(a.conv, in[0], in[1], s, sum, products, apart, stream))
+    return apart();
+  grads_of_sums(s, sum, products, stream);
 }
 
 // The sum over all rows has few elements and is long: it is cut into parts, which are added in
@@ -252,6 +285,7 @@ void register_conv(KernelTable& table) {
   table.add(cuda, "conv_norm", {.plan = plan_conv, .run = run_conv_norm});
   table.add(cuda, "conv_stats", {.plan = plan_conv, .run = run_conv_stats});
   table.add(cuda, "conv_grad_input", {.plan = plan_conv, .run = run_grad_input});
+  table.add(cuda, "conv_grad_norm", {.plan = plan_conv, .run = run_grad_norm});
   table.add(cuda, "conv_grad_weight", {.run = run_grad_weight});
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <optional>
 #include <type_traits>
@@ -15,6 +16,7 @@
 #include "core/backend/cuda/ops/pointwise.h"
 #include "core/backend/cuda/ops/windows.h"
 #include "core/base/deterministic.h"
+#include "core/base/log.h"
 #include "core/tensor/shape.h"
 
 namespace tessera::cuda {
@@ -88,9 +90,11 @@ Tensor numbers_of(const Tensor& t, const Stream& stream) {
 
 // What a convolution's graph has beside it.
 struct Beside {
-  std::span<const Tensor> sums = {};          // of y's channels: two, or none
+  std::span<const Tensor> sums = {};          // of the result's channels: two, or none
   const BatchNormAttributes* norm = nullptr;  // that y is the result of
-  std::span<const Tensor> moments = {};       // its operands: mean, var, ..
+  const GradSums* gradient = nullptr;         // that x is the h of
+  // Of the norm mean, var, ..; of the gradient mean, x, ..
+  std::span<const Tensor> operands = {};
 };
 
 bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Tensor& w,
@@ -100,12 +104,15 @@ bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Ten
   if ((t != kF32 && !is_16_bit(t)) || !graphs_in_use()) return false;
   dnn::ConvProblem p = problem_of(kind, a, x, w, y);
   p.statistics = !beside.sums.empty();
+  if (const GradSums* s = beside.gradient) p.relu = s->y.defined(), p.residual = s->other.defined();
   if (const BatchNormAttributes* n = beside.norm) {
     p.normalises = 1, p.eps = n->eps;
     p.weight = n->form.weight, p.bias = n->form.bias, p.relu = n->form.relu;
     p.residual = n->form.residual;
-    if (p.residual) p.aligned_residual = aligned(beside.moments.back());
   }
+  for (const Tensor& t : beside.operands)
+    if (t.ndim() > 1) p.aligned_beside = std::min(p.aligned_beside, aligned(t));
+  if (!takes(p)) return false;
   const auto make = [&](const CudnnFunctions& f) { return graph_of(f, p); };
   const auto describe = [&] {
     return described(kind, a, x, w) + (p.statistics   ? ", with sums of its channels"
@@ -115,7 +122,7 @@ bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Ten
   const dnn::Demands demands{.deterministic = deterministic_algorithms(),
                              .full_precision = t == kF32};
   Tensor in_x, in_w, in_y;  // as the library reads and writes them
-  Tensors moments;
+  Tensors operands;
   const auto bind = [&] {
     const auto lying = [&](const Tensor& t, ConvKind writes) {
       if (kind != writes) return channels_last(t, stream);
@@ -130,9 +137,9 @@ bool run_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const Ten
     if (p.statistics)
       all.push_back({V::kSum, beside.sums[0].device_data()}),
           all.push_back({V::kSquares, beside.sums[1].device_data()});
-    for (const Tensor& t : beside.moments) {
-      moments.push_back(t.ndim() == 1 ? numbers_of(t, stream) : channels_last(t, stream));
-      all.push_back({V::kMean + int64_t(moments.size()) - 1, moments.back().device_data()});
+    for (const Tensor& t : beside.operands) {
+      operands.push_back(t.ndim() == 1 ? numbers_of(t, stream) : channels_last(t, stream));
+      all.push_back({V::mean(p) + int64_t(operands.size()) - 1, operands.back().device_data()});
     }
     return all;
   };
@@ -227,8 +234,17 @@ struct Bias {
 
 bool takes(const CudnnFunctions& f, const dnn::AttentionProblem& p, DType t) {
   const int64_t scores = p.batch * p.heads * p.queries * p.keys;
-  return is_16_bit(t) && scores > 0 && p.width * p.value_width > 0 && dnn::takes(p, f.version) &&
-         !(p.one_sum && 2 * scores > kMostScratch);
+  if (!is_16_bit(t) || scores == 0 || p.width * p.value_width == 0 || !dnn::takes(p, f.version) ||
+      (p.one_sum && 2 * scores > kMostScratch))
+    return false;
+  if (!dnn::has_faulty_attention(f.version)) return true;
+  static std::atomic<bool> said = false;
+  if (!said.exchange(true))
+    logging::warn(
+        "cuda: Tessera's own kernels compute attention: that of cuDNN 9.10.{} is known to "
+        "be wrong; 9.10.2 is not",
+        f.version % 100);
+  return false;
 }
 
 bool run(const dnn::AttentionProblem& p, DType t, FunctionRef<std::vector<dnn::Binding>()> bind,
@@ -261,7 +277,7 @@ bool library_conv(ConvKind kind, const ConvAttributes& a, const Tensor& x, const
 bool library_conv_norm(const ConvNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
                        FunctionRef<void()> apart, const Stream& stream) {
   return run_conv(ConvKind::kForward, a.conv, in[0], in[1], y,
-                  {.norm = &a.norm, .moments = in.subspan(2)}, &apart, stream);
+                  {.norm = &a.norm, .operands = in.subspan(2)}, &apart, stream);
 }
 
 bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w, const Tensor& y,
@@ -272,8 +288,21 @@ bool library_conv_sums(const ConvAttributes& a, const Tensor& x, const Tensor& w
          run_conv(ConvKind::kForward, a, x, w, y, {.sums = sums}, &apart, stream);
 }
 
+bool library_conv_grad_sums(const ConvAttributes& a, const Tensor& g, const Tensor& w,
+                            const GradSums& s, const Tensor& sum, const Tensor& products,
+                            FunctionRef<void()> apart, const Stream& stream) {
+  const Tensor sums[] = {sum, products};
+  Tensors operands;
+  for (const Tensor* t : {&s.mean, &s.x, &s.y, &s.other})
+    if (t->defined()) operands.push_back(*t);
+  return is_16_bit(g.dtype()) &&
+         run_conv(ConvKind::kGradInput, a, s.h, w, g,
+                  {.sums = sums, .gradient = &s, .operands = operands}, &apart, stream);
+}
+
 bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
                        std::span<const Tensor> results, const Stream& stream) {
+  if (a.drops()) return false;
   using V = dnn::AttentionValues;
   const Tensor &out = results[0], &lse = results[1];
   const DType t = out.dtype();
@@ -302,6 +331,7 @@ bool library_attention(const AttentionAttributes& a, std::span<const Tensor> in,
 
 bool library_attention_grad(const AttentionAttributes& a, std::span<const Tensor> in,
                             std::span<const Tensor> results, const Stream& stream) {
+  if (a.drops()) return false;
   using V = dnn::AttentionValues;
   const Tensor& q = in[1];
   const CudnnFunctions* f = graphs_in_use();

@@ -83,8 +83,7 @@ void run_dropout(const Primitive& prim, std::span<const Tensor> in, std::span<co
     set_key(c, in[1]);
     c.in = x.device_data(), c.out = out[0].device_data();
     c.first = first + piece.begin[0];
-    c.threshold = uint32_t(a.p * 4294967296.0);
-    c.scale = 1 / (1 - a.p);
+    c.threshold = a.threshold(), c.scale = a.kept();
     c.total = countable(x.numel(), "dropout");
     c.place = piece.walk;
     launch(dropout_instance(x.dtype()).name, all.width > 1 ? "packs" : "dropout",
