@@ -150,8 +150,8 @@ std::unique_ptr<Engine> connect(Membership m, const JoinOptions& o, const std::s
   TESSERA_CHECK(id.find('\n') == std::string::npos, "TESSERA_HOST_ID=\"{}\": expected one line",
                 id.substr(0, 100));
   const std::string machine = host_identity();
-  const std::string master = env::get("MASTER_ADDR", "127.0.0.1");
-  const Route route = route_to(master);
+  static const std::string master = env::get("MASTER_ADDR", "127.0.0.1");
+  static const Route route = route_to(master);  // it may ask a name server, once
   Record mine{machine, fmt::format("{} {}", machine, id), o.backend, "", route.there};
   if (m.rank == 0 && (o.backend.empty() || o.backend == kShm)) {
     segment = Segment::make_shared(m.size, layout);

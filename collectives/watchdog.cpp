@@ -262,7 +262,7 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
                     .progress = {},
                     .error = {}});
     Late& l = late.back();
-    if (bytes >= 0) l.facts.moved_ms_ago = l.still.count();
+    if (e.moved > e.since) l.facts.moved_ms_ago = in_millis(e.moved).count();
     const bool again = e.logged == Clock::time_point() || now - e.logged >= Silence::kAgain;
     l.log = l.waited >= silence_ && again && l.facts.holds_up && l.timeout != Millis(0);
     if (l.log) e.logged = now;

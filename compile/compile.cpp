@@ -84,6 +84,7 @@ struct StepCompiler::Impl {
   // Describes an implicit input of the last segment that only the function holds.
   std::string host_made;
   const std::shared_ptr<StepRanks> ranks;  // what they agree on, in all graphs
+  int64_t first_voters = 0;                // the call that was the first with collectives
 
   explicit Impl(CompileOptions o)
       : options(std::move(o)), ranks(std::make_shared<StepRanks>(options.name)) {}
@@ -321,9 +322,11 @@ struct StepCompiler::Impl {
     Segment& segment = found->second;
     if (fresh) {
       segment.graph = graph;
-      // In the first call groups may not have decided yet who moves their tensors.
-      if (report.calls > 1 && ranks->together())
-        ranks->agree(calls_on_devices(graph), {.stage = RunState::kInterpreted});
+      // In the first call that has any, groups may not have decided yet who moves their tensors.
+      const std::vector<GroupCalls> calls = calls_on_devices(graph);
+      if (!calls.empty() && first_voters == 0) first_voters = report.calls;
+      if (report.calls > first_voters && ranks->together())
+        ranks->agree(calls, {.stage = RunState::kInterpreted});
       return compiler::interpret(graph, inputs);
     }
     std::vector<Tensor> implicit;

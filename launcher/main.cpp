@@ -120,8 +120,8 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard, con
   if (!placement.note.empty()) console.note("tlaunch: " + placement.note);
   if (o.idle_nodes > 0)
     console.note(
-        fmt::format("tlaunch: this Slurm job has {} nodes, of which only this one is used: several "
-                    "are not available yet (--standalone says that this is meant)",
+        fmt::format("tlaunch: this Slurm job has {} nodes, of which only this one is used: tlaunch "
+                    "cannot use several yet (--standalone silences this line)",
                     o.idle_nodes + 1));
   console.flush(0, -1);
   TcpStoreServer server(o.host, o.port, key);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -51,17 +52,20 @@ int share_of_cores() {
   int cores = 0;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
     cores += CPU_ISSET(cpu, &mine) && leads_its_core(cpu, mine);
-  return std::max(cores / ranks, 1);
+  return cores == 0 ? 0 : std::max(cores / ranks, 1);  // 0: more CPUs than a cpu_set_t holds
 }
 
 }  // namespace
 
 void settle_threads(char** argv) {
-  if (is_set("OMP_WAIT_POLICY") || is_set("GOMP_SPINCOUNT")) return;
-  ::setenv("GOMP_SPINCOUNT", kSpins, 1);
-  if (const int cores = is_set("OMP_NUM_THREADS") ? 0 : share_of_cores(); cores > 0)
-    ::setenv("OMP_NUM_THREADS", std::to_string(cores).c_str(), 1);
-  ::execv("/proc/self/exe", argv);
+  const bool waits = is_set("OMP_WAIT_POLICY") || is_set("GOMP_SPINCOUNT");
+  const int cores = is_set("OMP_NUM_THREADS") ? 0 : share_of_cores();
+  if (waits && cores == 0) return;
+  if (!waits) ::setenv("GOMP_SPINCOUNT", kSpins, 1);
+  if (cores > 0) ::setenv("OMP_NUM_THREADS", std::to_string(cores).c_str(), 1);
+  std::error_code e;  // the path and not the link, whose name the process would get
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", e);
+  if (!e) ::execv(self.c_str(), argv);
   // Where that is refused the program runs with libgomp's defaults.
 }
 

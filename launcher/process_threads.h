@@ -9,11 +9,11 @@ namespace tessera {
 /// a waiting thread would then keep the core from the thread that it waits for.
 inline constexpr const char* kSpins = "3000";
 
-/// To be called first in main. Where the environment says nothing about waiting threads
-/// (OMP_WAIT_POLICY, GOMP_SPINCOUNT), which tlaunch would have set, this process is executed again
-/// with GOMP_SPINCOUNT. If another launcher runs several ranks on this host (LOCAL_WORLD_SIZE,
-/// OMPI_COMM_WORLD_LOCAL_SIZE) and has not bound them to cores, each also gets its share of the
-/// cores as OMP_NUM_THREADS, unless that is set. Returns where there is nothing to set.
+/// To be called first in main. Sets what tlaunch would have set, and executes this process again:
+/// GOMP_SPINCOUNT, where the environment says nothing about waiting threads (OMP_WAIT_POLICY,
+/// GOMP_SPINCOUNT); and if another launcher runs several ranks on this host (LOCAL_WORLD_SIZE,
+/// OMPI_COMM_WORLD_LOCAL_SIZE) and has not bound them to cores, this rank's share of the cores as
+/// OMP_NUM_THREADS, unless that is set. Returns where there is nothing to set.
 void settle_threads(char** argv);
 
 }  // namespace tessera

@@ -204,8 +204,7 @@ Ref<Storage> State::rebuild(size_t group, size_t param, const Used& used) {
   // Between forward and backward unshard() or reshard() may have changed how it is gathered.
   if (used.in_eight_bits == p.gathered_in_eight_bits())
     return local_of(used.in_eight_bits ? p.eight->values : p.full).storage();
-  if (used.in_eight_bits)
-    return local_of(p.eight->weight->quantised(p.full.detach(), p.eight->scale)).storage();
+  if (used.in_eight_bits) return to_local(redistribute(quantised(p), p.whole)).storage();
   return to_local(redistribute(to_gather(p), p.whole)).storage();
 }
 

@@ -32,10 +32,13 @@ OwnMemory::~OwnMemory() {
 // False where the card has no memory. What allocators keep for later is in nobody's use.
 bool GroupCore::take_memory(OwnBlock& block) {
   const Functions& nccl = *functions();
-  std::lock_guard lock(mutex_);
-  if (dead()) throw_failure();
-  submit_all_put_off();
-  free_dropped();
+  {
+    std::lock_guard lock(mutex_);
+    if (dead()) throw_failure();
+    submit_all_put_off();
+    free_dropped();
+  }
+  // No lock is held: this may wait for calls that only the watching thread can end.
   if (nccl.mem_alloc.result(&block.at, block.bytes) == Result::kSuccess) return true;
   runtime_of(device_).release_cached_memory(device_.index);
   return nccl.mem_alloc.result(&block.at, block.bytes) == Result::kSuccess;
@@ -48,7 +51,14 @@ Ref<Storage> GroupCore::allocate(size_t bytes, detail::CardGroup::OnAll on_all) 
   block.bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
   const bool taken = take_memory(block);
   // Ranks wait for each other where they register it.
-  if (!on_all(taken)) {
+  bool all = false;
+  try {
+    all = on_all(taken);
+  } catch (...) {
+    if (taken) nccl.mem_free.result(block.at);
+    throw;
+  }
+  if (!all) {
     if (taken) nccl.mem_free.result(block.at);
     return nullptr;
   }

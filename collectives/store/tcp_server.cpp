@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/host_name.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
@@ -267,10 +268,9 @@ tcp::endpoint listening_endpoint(asio::io_context& io, const std::string& host, 
                 host, e.message());
   const bool back_here = std::ranges::any_of(
       found, [](const auto& entry) { return entry.endpoint().address().is_loopback(); });
-  asio::ip::make_address(host, e);
-  const bool is_name = bool(e);
-  if (!is_name || !back_here || host == "localhost" || host.ends_with(".localhost"))
-    return found.begin()->endpoint();
+  const auto first_label = [](const std::string& name) { return name.substr(0, name.find('.')); };
+  const std::string own = asio::ip::host_name(e);
+  if (!back_here || e || first_label(host) != first_label(own)) return found.begin()->endpoint();
   return {tcp::v4(), static_cast<unsigned short>(port)};
 }
 

@@ -232,6 +232,7 @@ void StepRecorder::forget_handles() {
 
 // Returns one tensor for each promised memory that is held outside of the recording.
 std::vector<Tensor> StepRecorder::visible() {
+  forget_unreachable();
   std::vector<std::pair<ValueId, Tensor>> found;
   for (auto& [storage, memory] : memory_) {
     if (memory.storage->data() || memory.storage->ready() != promise_) continue;

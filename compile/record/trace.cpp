@@ -219,9 +219,11 @@ void TraceBackend::notice(const HostEvent& event) {
                     who_, leaves->what()));
 }
 
-// Forgets memory that only this table holds: no op can use it again.
+// Forgets memory that only this table holds: no op can use it again. A recipe that goes with it may
+// have held other memory.
 void TraceBackend::forget_unreachable() {
-  std::erase_if(memory_, [](const auto& m) { return m.second.storage->use_count() == 1; });
+  const auto held_here = [](const auto& m) { return m.second.storage->use_count() == 1; };
+  while (std::erase_if(memory_, held_here) > 0) continue;
   forget_at_ = std::max<size_t>(256, 2 * memory_.size());
 }
 

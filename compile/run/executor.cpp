@@ -306,15 +306,15 @@ struct Executor::Impl {
     finish_last_run();
     if (!(program.settings == PlanSettings::of_thread()) || program.alone != is_alone())
       plan_steps();
-    // Where it is the first one, ranks agree on arenas too, which is a vote for all of them.
+    // Before its first run ranks also compare arenas, so they agree before that to plan at all.
     const bool first = !arenas_agreed;
-    if (first && ranks->together()) {
+    if ((first || shared) && ranks->together()) {
       ranks->agree(calls, {.stage = shared ? RunState::kSized : RunState::kFirst});
       if (program.alone != is_alone()) plan_steps();
     }
     prepare(given, given_implicit);
     RunState run = captured.look(program, /*step_by_step=*/current_profile() != nullptr);
-    if (!first && ranks->together()) {
+    if (!first && !shared && ranks->together()) {
       run = ranks->agree(calls, run);
       if (program.alone != is_alone()) {
         plan_steps();

@@ -3,7 +3,9 @@
 // all ranks or on none, and is part of a graph on all, which they captured together, or on none. A
 // rank alone may come to need another way: it has a call of another size, its memory is elsewhere,
 // it runs out of memory, it cannot capture. So each run begins with a vote on the host, and ranks
-// that differ go apart for good: collectives are then submitted one by one, in ordinary memory.
+// that differ go apart for good: collectives are then submitted one by one, in ordinary memory. A
+// rank with several groups tells one what it heard in another, which reaches all ranks of a grid of
+// groups.
 // Internal: not part of the public interface.
 #pragma once
 #include <memory>
@@ -32,7 +34,7 @@ struct RunState {
     kSized,            // as one of many sizes, which rank by rank may differ
     kFirst,            // by an executor for the first time
     kStepByStep,       // without graphs
-    kByGraphs,         // and on: the number of the run since graphs were begun anew
+    kByGraphs,         // kByGraphs + n: the n-th run since graphs were begun anew
   };
   int64_t stage = kInterpreted;
   bool can = true;     // false: this rank has to go step by step
@@ -48,7 +50,7 @@ class StepRanks {
   /// Called by all ranks before a run while together(), with the calls of its graph; without a vote
   /// where NCCL moves none of them. Returns what holds for all: `can` is false where one rank
   /// cannot, `moved` true where one rank's memory moved. Afterwards together() is false where the
-  /// stages or calls of two ranks of a group differ, or are kSized.
+  /// stages or calls of two ranks of a group differ.
   RunState agree(std::span<const GroupCalls> calls, RunState mine);
 
  private:

@@ -13,7 +13,7 @@
 #include "core/ops/pointwise.h"
 
 namespace tessera {
-namespace {
+namespace recomputation {
 
 // The recipe of a cast whose operand has a recipe itself, because its values are not worth keeping
 // (a gathered weight): it rebuilds the operand and casts it again.
@@ -31,6 +31,14 @@ class CastAgain final : public Recipe {
   int64_t offset_;
   DType to_;
 };
+
+bool is_cast(const Recipe& recipe) { return dynamic_cast<const CastAgain*>(&recipe); }
+
+}  // namespace recomputation
+
+namespace {
+
+using recomputation::CastAgain;
 
 const Ref<Recipe>& recipe_of(const Tensor& t) {
   static const Ref<Recipe> none;

@@ -19,6 +19,9 @@ RecomputeOptions keeping_products() {
 }
 
 namespace recomputation {
+
+bool is_cast(const Recipe& recipe);  // autocast.cpp: of a result whose operand has a recipe
+
 namespace {
 
 constexpr size_t kMostResults = 32;  // of an op, that can be recomputed; others are kept
@@ -197,15 +200,16 @@ class FirstRun final : public RegionBackend, public Observer {
     region_.ops().push_back(std::move(op));
     return region_.ops().size() - 1;
   }
-  // The op that made `s`; -1 where none did. A storage that no op made (a number's) may have the
-  // address of one that is gone: it has no recipe, while what ops made has one of this region, or
-  // of one inside of it, unless it is kept.
+  // The op that made `s`; -1 where none did. A storage that no op made (a number's, a gathered
+  // weight's) may have the address of one that is gone. What ops made has the recipe of this region
+  // or of an autocast, unless it is kept.
   int maker_of(const Storage* s) const {
     const auto it = made_by_.find(s);
     if (it == made_by_.end()) return -1;
     const Op& op = region_.ops()[it->second];
+    const Recipe* recipe = s->recipe().get();
     const bool made = op.kept || op.metas.size() > kMostResults ||
-                      dynamic_cast<const ValueRecipe*>(s->recipe().get());
+                      (recipe && (dynamic_cast<const ValueRecipe*>(recipe) || is_cast(*recipe)));
     return made ? int(it->second) : -1;
   }
   void mark(const Tensor& t, size_t k, size_t j, bool kept) {

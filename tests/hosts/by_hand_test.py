@@ -54,7 +54,7 @@ class ByHand:
 
     def await_steps(self, count):
         """Reads what rank 0 says of its next steps; returns the seconds between them."""
-        times, before = [], time.monotonic()
+        times, before, line = [], time.monotonic(), "it printed nothing"
         for line in self.ranks[0].stdout:
             if line.startswith("{"):
                 now = time.monotonic()

@@ -73,7 +73,8 @@ TEST(Launch, ProgramsStartedWithoutItWaitAsUnderIt) {
   const auto environment_of_train = [&](const std::string& variables, const char* names) {
     const std::string script = fmt::format(
         "export {0}; {1}/train --steps=1000000 >/dev/null 2>&1 & "
-        "for i in $(seq 300); do tr '\\0' '\\n' </proc/$!/environ | grep -E '{2}' && break; "
+        "sleep 1; for i in $(seq 300); do tr '\\0' '\\n' </proc/$!/environ | grep -E '{2}' && "
+        "break; "
         "sleep 0.1; done; kill -9 $!",
         variables, bin, names);
     Result r = Command({"env", "-u", "GOMP_SPINCOUNT", "-u", "OMP_WAIT_POLICY", "-u",
