@@ -1,20 +1,27 @@
 #include "collectives/gloo/tcp_progress.h"
 
-#include <linux/tcp.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <cstddef>
-
 namespace tessera::detail {
+namespace {
+
+// The part that is read of what Linux tells from 4.1 on: `tcp_info` of linux/tcp.h, which cannot be
+// included beside netinet/tcp.h, whose own `tcp_info` ends before these numbers.
+struct LinuxTcpInfo {
+  char before[120];
+  uint64_t acknowledged, received;
+};
+
+}  // namespace
 
 TcpProgress tcp_progress(int fd) {
-  tcp_info info{};
+  LinuxTcpInfo info{};
   socklen_t size = sizeof info;
-  if (fd < 0 || ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
-  // Kernels before 4.1 fill in less.
-  if (size < offsetof(tcp_info, tcpi_bytes_received) + sizeof info.tcpi_bytes_received) return {};
-  return {int64_t(info.tcpi_bytes_received), int64_t(info.tcpi_bytes_acked)};
+  const bool told = fd >= 0 && ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
+  if (!told || size < sizeof info) return {};
+  return {int64_t(info.received), int64_t(info.acknowledged)};
 }
 
 }  // namespace tessera::detail
