@@ -2,6 +2,8 @@
 // fewer bytes are moved.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
