@@ -32,8 +32,6 @@ using Clock = std::chrono::steady_clock;
 
 class CollectivesOnCards : public test::OnCard {
  protected:
-  int cards() const { return runtime_of(card_).count(); }
-  Device card(int index) const { return {card_.kind, int8_t(index)}; }
   /// Runs ranks as threads, each with its card as the default device.
   template <class F>
   void on_cards(int n, F body, RunOptions options = {}) {
