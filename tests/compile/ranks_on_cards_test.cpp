@@ -155,6 +155,31 @@ TEST_F(RanksOnCards, MemoryOfAStepWhoseGroupIsAborted) {
   EXPECT_EQ(testing::internal::GetCapturedStderr().find("ncclMemFree"), std::string::npos);
 }
 
+// On another stream nothing else orders the two.
+TEST_F(RanksOnCards, ACallComesBehindTheGraphBeforeIt) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  run_ranks(2, [&](ProcessGroup& group) {
+    const DeviceScope scope(card(group.rank()));
+    const Ref<ProcessGroup> world = world_group();
+    const Stream beside = runtime_of(card_).copy_stream(group.rank(), 0);
+    const auto on_the_other = [&](const std::function<void()>& body) {
+      const StreamScope other(beside);
+      body();
+    };
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world)) * 2.0; });
+    const Tensor x = full({40}, 0.1, {kF32, default_device()});
+    Tensor sum;
+    on_the_other([&] { sum = full({40}, 1.0, {kF32, default_device()}); });
+    for (int k = 0; k < 6; ++k) {
+      const Tensor y = f(x);
+      on_the_other([&] { group.all_reduce(sum); });
+      expect_close(y, exp(sin(x) * 2.0) * 2.0, 1e-6);
+    }
+    EXPECT_EQ(f.report().device_graphs, 1);
+    EXPECT_EQ(sum.cpu().data<float>()[39], 64);
+  });
+}
+
 // Launches have to be all ranks': one that records a profile launches its graphs too.
 TEST_F(RanksOnCards, AProfileOfOneRank) {
   if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
