@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "collectives/host_names.h"
 #include "collectives/plan.h"
 #include "core/base/function_ref.h"
 #include "core/base/profile.h"
@@ -190,8 +191,7 @@ struct Membership {
   // (messages/hierarchical.h): errors name the members of a block by their ranks in the whole
   // group. -1: this is a whole group.
   int first = -1;
-  // Names of the members' hosts, by their rank in the group; null where all are on one.
-  std::shared_ptr<const std::vector<std::string>> hosts = nullptr;
+  HostNames hosts = nullptr;
   /// The number of rank `r` in errors.
   int number(int r) const { return first < 0 ? r : first + r; }
 };

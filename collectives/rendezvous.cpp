@@ -93,8 +93,7 @@ int block_size(const std::vector<Record>& records) {
   return block_of_hosts(hosts);
 }
 
-// Returns the names of the members' hosts; null where all are on one.
-std::shared_ptr<const std::vector<std::string>> host_names(const std::vector<Record>& records) {
+HostNames host_names(const std::vector<Record>& records) {
   if (all_share(records, &Record::machine)) return nullptr;
   std::vector<std::string> names;  // a machine's identity begins with its name
   for (const Record& r : records) names.push_back(r.machine.substr(0, r.machine.find(' ')));

@@ -10,12 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "collectives/host_names.h"
 #include "collectives/process_group.h"
 
 namespace tessera::detail {
-
-/// The names of the hosts of a group's members, by their rank in it.
-using HostNames = std::shared_ptr<const std::vector<std::string>>;
 
 /// One wait of one rank. Ranks are numbers in the world unless said otherwise.
 struct WaitFacts {

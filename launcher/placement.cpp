@@ -18,6 +18,7 @@ using Cpus = std::vector<int>;
 struct Topology {
   std::vector<Cpus> cores;   // usable logical CPUs of each physical core, neighbours side by side
   std::vector<int> node_of;  // NUMA node of each core
+  bool one_node = false;     // of the whole machine: every core is as near to a card as another
 };
 
 Cpus to_list(hwloc_const_bitmap_t set) {
@@ -57,6 +58,7 @@ Topology load_topology() {
       topology.cores.push_back({cpu});
       topology.node_of.push_back(0);
     }
+  topology.one_node = hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE) <= 1;
   hwloc_bitmap_free(part);
   hwloc_bitmap_free(allowed);
   TESSERA_CHECK(!topology.cores.empty(), "--bind: no usable core found; use --bind none");
@@ -97,11 +99,15 @@ std::vector<Cpus> cores_of(const Topology& machine, int node) {
 
 std::string count_cores(size_t n) { return fmt::format("{} core{}", n, n == 1 ? "" : "s"); }
 
-/// Deals the cores of each card's node to the ranks that have a card there.
+/// Deals the cores of each card's node to the ranks that have a card there. A machine of one node
+/// need not say that its cards are there: many virtual machines do not.
 std::vector<Place> by_card(const Topology& machine, int nproc, const std::vector<int>& node_of,
                            Placement& placement) {
   std::map<int, std::vector<int>> ranks_on;
-  for (int r = 0; r < nproc; ++r) ranks_on[node_of[size_t(r)]].push_back(r);
+  for (int r = 0; r < nproc; ++r) {
+    const int node = node_of[size_t(r)];
+    ranks_on[node < 0 && machine.one_node ? machine.node_of[0] : node].push_back(r);
+  }
   std::vector<Place> places{size_t(nproc)};
   std::string shared;
   for (const auto& [node, ranks] : ranks_on) {

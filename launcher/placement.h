@@ -25,8 +25,9 @@ struct Placement {
 int usable_cores();
 
 /// With Bind::kGpu rank r gets an equal share of the cores of NUMA node nodes_of_cards[r]; ranks of
-/// a node with fewer cores share them. Where the machine does not say the node of every card, or a
-/// node has no core that may be used, ranks get equal shares of all cores. The note tells of both.
+/// a node with fewer cores share them. Where a machine of several nodes does not say the node of
+/// every card, or a node has no core that may be used, ranks get equal shares of all cores. The
+/// note tells of both.
 Placement place_ranks(int nproc, Bind bind, const std::vector<int>& nodes_of_cards = {});
 
 /// "0-3,8" for a list of logical CPUs.

@@ -24,6 +24,7 @@ RULES = {
     "compile/codegen/samples.h": "bodies to try",
     "compile/passes/decompose.cpp": "a function for each op that is taken apart",
     "compile/passes/fold_constants.cpp": "what each op does with 0 and 1",
+    "compile/passes/join_epilogues.cpp": "a function for each op that products compute beside themselves",
     "compile/passes/join_norms.cpp": "what each op of a batch-norm is of it",
     "compile/quantization/layers.cpp": "how each op changes a layer's scale and shift",
     "dtensor/rules.cpp": "a function for each op that axes do not shard",

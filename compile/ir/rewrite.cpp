@@ -143,6 +143,11 @@ bool is(const Node& n, std::string_view op) {
   return n.prim && n.prim->name() == op && n.into.empty();
 }
 
+int32_t maker(const Graph& graph, const Uses& uses, ValueId id, std::string_view op) {
+  const int32_t k = uses.producer[size_t(id)];
+  return k != kNoNode && is(graph.nodes[size_t(k)], op) ? k : kNoNode;
+}
+
 bool operands_unchanged(const Graph& g, const Node& node, int32_t from, int32_t to) {
   for (int32_t w = from + 1; w < to; ++w)
     for (ValueId id : g.nodes[size_t(w)].into)

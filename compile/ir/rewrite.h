@@ -60,6 +60,14 @@ Metas planned_results(const PrimRef& prim, std::span<const Tensor> in);
 Tensor shape_of(const Graph& graph, ValueId id);
 /// True where the node is this op and its results have memory of their own.
 bool is(const Node& node, std::string_view op);
+/// Calls f(k) for each node k that is this op, in their order; f may replace nodes.
+template <class F>
+void for_each(const Graph& graph, std::string_view op, F f) {
+  for (int32_t k = 0; k < int32_t(graph.nodes.size()); ++k)
+    if (is(graph.nodes[size_t(k)], op)) f(k);
+}
+/// The node that makes `id` where it is this op, as is() has it; else kNoNode.
+int32_t maker(const Graph& graph, const Uses& uses, ValueId id, std::string_view op);
 /// True where the node writes memory that existed before it.
 bool is_effect(const Node& node);
 /// True where no node between nodes `from` and `to` writes memory of the operands of `node`.

@@ -16,11 +16,7 @@ class BiasJoiner {
   explicit BiasJoiner(Graph& g) : g_(g), uses_(g) {}
 
   void run() {
-    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k) {
-      const Node& n = g_.nodes[size_t(k)];
-      if (!n.prim || !n.into.empty()) continue;
-      if (n.prim->name() == "add") join(k);
-    }
+    for_each(g_, "add", [&](int32_t k) { join(k); });
     Rewrite(g_).apply();
   }
 

@@ -34,10 +34,8 @@ class EpilogueJoiner {
     // The last first: what a product reads does not fuse any more.
     for (int32_t k = int32_t(g_.nodes.size()); k-- > 0;)
       if (const Node& n = g_.nodes[size_t(k)]; n.prim && n.prim->name() == "add") join_add(k);
-    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k)
-      if (is(g_.nodes[size_t(k)], "sum")) join_sum(k);
-    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k)
-      if (is(g_.nodes[size_t(k)], "cast")) join_cast(k);
+    for_each(g_, "sum", [&](int32_t k) { join_sum(k); });
+    for_each(g_, "cast", [&](int32_t k) { join_cast(k); });
     Rewrite(g_).apply();
   }
 
@@ -46,9 +44,9 @@ class EpilogueJoiner {
   const std::vector<int32_t>& readers(ValueId id) const { return uses_.readers[size_t(id)]; }
   /// The node that makes `id` where it is this op on a device with epilogues; else null.
   Node* maker(ValueId id, std::string_view op) {
-    const int32_t k = uses_.producer[size_t(id)];
-    if (k == kNoNode || !is(g_.nodes[size_t(k)], op)) return nullptr;
-    return runtime_of(meta(id).device).has_epilogues() ? &g_.nodes[size_t(k)] : nullptr;
+    const int32_t k = compiler::maker(g_, uses_, id, op);
+    const bool joins = k != kNoNode && runtime_of(meta(id).device).has_epilogues();
+    return joins ? &g_.nodes[size_t(k)] : nullptr;
   }
   bool may_be_gelu(ValueId x) const {
     const Meta& m = meta(x);
@@ -118,8 +116,8 @@ class EpilogueJoiner {
   }
   /// The 16-bit value of which `id` is the cast to f32, where that is read once; else `id`.
   ValueId before_cast(ValueId id) const {
-    const int32_t k = uses_.producer[size_t(id)];
-    if (k == kNoNode || !is(g_.nodes[size_t(k)], "cast") || !is_read_once(id)) return id;
+    const int32_t k = compiler::maker(g_, uses_, id, "cast");
+    if (k == kNoNode || !is_read_once(id)) return id;
     const ValueId from = g_.nodes[size_t(k)].in[0];
     return meta(id).dtype == kF32 && size_of(meta(from).dtype) == 2 ? from : id;
   }

@@ -19,8 +19,7 @@ class NormGradJoiner {
   explicit NormGradJoiner(Graph& g) : g_(g), uses_(g), place_(uses_.producer) {}
 
   void run() {
-    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k)
-      if (is(g_.nodes[size_t(k)], "batch_norm_grad")) join(k);
+    for_each(g_, "batch_norm_grad", [&](int32_t k) { join(k); });
     Rewrite(g_).apply();
   }
 

@@ -21,8 +21,7 @@ class NormJoiner {
 
   void run() {
     bool any = false;
-    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k)
-      if (is(g_.nodes[size_t(k)], "conv")) any = join(k) || any;
+    for_each(g_, "conv", [&](int32_t k) { any = join(k) || any; });
     Rewrite(g_).apply();
     if (any) eliminate_dead_code(g_);  // scales and shifts
   }
@@ -41,8 +40,8 @@ class NormJoiner {
   const Meta& meta(ValueId id) const { return g_[id].meta; }
   /// The node that makes `id` where it is this op; else null.
   const Node* maker(ValueId id, std::string_view op) const {
-    const int32_t k = uses_.producer[size_t(id)];
-    return k != kNoNode && is(g_.nodes[size_t(k)], op) ? &g_.nodes[size_t(k)] : nullptr;
+    const int32_t k = compiler::maker(g_, uses_, id, op);
+    return k != kNoNode ? &g_.nodes[size_t(k)] : nullptr;
   }
   /// maker() of an operand of the chain's norm.
   const Node* maker(ValueId id, std::string_view op, Chain& c) const {

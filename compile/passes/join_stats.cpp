@@ -16,8 +16,7 @@ class StatsJoiner {
   explicit StatsJoiner(Graph& g) : g_(g), uses_(g) {}
 
   void run() {
-    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k)
-      if (is(g_.nodes[size_t(k)], "batch_norm")) join(k);
+    for_each(g_, "batch_norm", [&](int32_t k) { join(k); });
     Rewrite(g_).apply();
   }
 
@@ -25,10 +24,9 @@ class StatsJoiner {
   // The moments are made where the convolution is, and batch-norm applies them.
   void join(int32_t k) {
     Node& norm = g_.nodes[size_t(k)];
-    const int32_t at = uses_.producer[size_t(norm.in[0])];
+    const int32_t at = maker(g_, uses_, norm.in[0], "conv");
     if (at == kNoNode) return;
     Node& conv = g_.nodes[size_t(at)];
-    if (!is(conv, "conv")) return;
     const Meta& y = g_[conv.out[0]].meta;
     const PrimRef joined = conv_stats_op(attributes_of<ConvAttributes>(*conv.prim));
     if ((y.dtype != kF16 && y.dtype != kBF16) || !kernel_table().find(y.device.kind, joined->id()))

@@ -7,6 +7,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/ops/whole_axes.h"
 #include "core/primitive/primitive_of.h"
 
 namespace tessera {
@@ -39,10 +40,7 @@ class ContractBias final : public PrimitiveOf<ContractBias, ContractAttributes> 
   }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = product_->axes(in.first(2));
-    // Ranks with terms of a sum would each add the bias.
-    for (Factor& f : m.factors)
-      if (f.kind == Factor::kSum) f.kind = Factor::kWhole;
-    m.linear_in = 0;
+    keep_sums_whole(m);
     m.in.push_back({m.out[0].back()});
     return m;
   }

@@ -9,6 +9,7 @@
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/ops/whole_axes.h"
 #include "core/primitive/primitive_of.h"
 
 namespace tessera {
@@ -47,8 +48,7 @@ class ConvGradNorm final : public PrimitiveOf<ConvGradNorm, ConvNormAttributes> 
   // Sums are of all of h.
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = grad_->axes(in.first(2));
-    for (Factor& f : m.factors) f.kind = Factor::kWhole;
-    m.linear_in = 0;
+    keep_whole(m);
     const OperandLoops h = m.out[0], channel{h[1]};
     m.in.push_back(h), m.in.push_back(channel), m.in.push_back(channel);
     while (m.in.size() < in.size()) m.in.push_back(h);

@@ -6,6 +6,7 @@
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/ops/whole_axes.h"
 #include "core/primitive/primitive_of.h"
 
 namespace tessera {
@@ -29,10 +30,7 @@ class ConvNorm final : public PrimitiveOf<ConvNorm, ConvNormAttributes> {
   }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = conv_->axes(in.first(2));
-    // Ranks with terms of a sum would each normalise these.
-    for (Factor& f : m.factors)
-      if (f.kind == Factor::kSum) f.kind = Factor::kWhole;
-    m.linear_in = 0;
+    keep_sums_whole(m);
     const size_t channels = in.size() - norm.form.residual;
     while (m.in.size() < channels) m.in.push_back({m.out[0][1]});
     if (norm.form.residual) m.in.push_back(m.out[0]);

@@ -5,6 +5,7 @@
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/ops/whole_axes.h"
 #include "core/primitive/primitive_of.h"
 
 namespace tessera {
@@ -29,8 +30,7 @@ class ConvStats final : public PrimitiveOf<ConvStats, ConvAttributes> {
   // Moments are of all of y.
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = conv_->axes(in);
-    for (Factor& f : m.factors) f.kind = Factor::kWhole;
-    m.linear_in = 0;
+    keep_whole(m);
     const OperandLoops channel{m.out[0][1]};
     m.out.push_back(channel), m.out.push_back(channel);
     return m;

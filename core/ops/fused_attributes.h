@@ -52,6 +52,10 @@ struct AttentionAttributes {
   bool drops() const { return drop.p > 0; }
   /// Operands that come last, which not every such op has.
   int further() const { return has_mask + drops() + drop.by_sample; }
+  /// Bit i: of `count` operands, kernels read number i densely, since it is the key or the numbers.
+  uint32_t dense_draw(size_t count) const {
+    return drops() ? ~0u << (count - 1 - drop.by_sample) : 0;
+  }
   static void fields(auto& a, auto& f) {
     f("scale", a.scale), f("causal", a.causal), f("has_mask", a.has_mask);
     f.optional("dropout", a.drop.p), f.optional("by_sample", a.drop.by_sample);

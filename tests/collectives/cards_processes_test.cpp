@@ -26,7 +26,7 @@ class ProcessesOnCards : public test::OnCard {};
 
 TEST_F(ProcessesOnCards, ManyMoveEveryVerb) {
   for (int n : {4, 8}) {
-    if (runtime_of(card_).count() < n) GTEST_SKIP() << n << " cards are needed";
+    if (cards() < n) GTEST_SKIP() << n << " cards are needed";
     RankProcesses ranks(n, "verbs_on_cards", {});
     for (const RankResult& r : ranks.wait_all(test::kHangs)) {
       EXPECT_EQ(r.status, 0) << r.output;
@@ -83,7 +83,7 @@ int64_t left_in_shared_memory() {
 }
 
 TEST_F(ProcessesOnCards, WhateverHappensToARankIsNamedByAllOthers) {
-  if (runtime_of(card_).count() < kRanks) GTEST_SKIP() << kRanks << " cards are needed";
+  if (cards() < kRanks) GTEST_SKIP() << kRanks << " cards are needed";
   const int64_t left_before = left_in_shared_memory();
   const test::FuzzSeeds seeds = test::fuzz_seeds(std::size(kEvents));
   for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {

@@ -32,8 +32,6 @@ using Clock = std::chrono::steady_clock;
 
 class CollectivesOnCards : public test::OnCard {
  protected:
-  int cards() const { return runtime_of(card_).count(); }
-  Device card(int index) const { return {card_.kind, int8_t(index)}; }
   /// Runs ranks as threads, each with its card as the default device.
   template <class F>
   void on_cards(int n, F body, RunOptions options = {}) {
@@ -534,6 +532,7 @@ TEST_F(CollectivesOnCards, MemoryThatOneRankCannotRegisterIsOrdinaryOnAll) {
   const RankResult buffers = run(no_windows);
   EXPECT_EQ(buffers.status, 0) << buffers.output;
   EXPECT_NE(buffers.output.find("true true\n"), std::string::npos) << buffers.output;
+  expect_said_once(buffers.output, "NCCL refuses windows of memory on cuda:0");
   const RankResult none = run(std::string(no_windows) + ",refuse:ncclCommRegister:1");
   EXPECT_EQ(none.status, 0) << none.output;
   EXPECT_NE(none.output.find("true false\n"), std::string::npos) << none.output;

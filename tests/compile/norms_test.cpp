@@ -99,8 +99,7 @@ TEST_F(NormsOnCard, NotOfOtherValues) {
     return norms(
         in, [&] { return mul_add(conv(in).to(kF32), beside(scale), beside(shift)).to(kBF16); });
   };
-  const Tensor rstd = rsqrt(in[kVar] + 1e-5), mean = in[kMean], bias = in[kBias];
-  EXPECT_EQ(affine(in[kWeight], bias), 0);
+  EXPECT_EQ(affine(in[kWeight], in[kBias]), 0);
   EXPECT_EQ(
       norms(
           in,
@@ -110,6 +109,19 @@ TEST_F(NormsOnCard, NotOfOtherValues) {
           }),
       0)
       << "the shift has another scale";
+  EXPECT_EQ(norms(in, [&] { return norm(in, mul_add(conv(in), in[kResidual], in[kResidual])); }), 0)
+      << "scales of single elements";
+  more = in;
+  more.push_back(drawn({1}, 9, kF32));
+  EXPECT_EQ(
+      norms(
+          more,
+          [&] {
+            const Tensor scale = rsqrt(in[kVar] + 1e-5) * more.back();
+            return mul_add(conv(in).to(kF32), beside(scale), beside(-in[kMean] * scale)).to(kBF16);
+          }),
+      0)
+      << "one weight of all channels";
 }
 TEST_F(NormsOnCard, NotInF64NorInDeterministicModeNorInTraining) {
   std::vector<Tensor> wide = operands(kF64), in = operands();

@@ -22,7 +22,7 @@ class OffloadOnCards : public test::OnCard {
   // What a rank has computed in eight steps: losses, norms and its pieces of the parameters.
   std::vector<Tensor> train(ProcessGroup& group, bool compiled, int64_t micro_batches,
                             compiler::CompileMode mode = compiler::CompileMode::kDefault) {
-    const DeviceScope scope({card_.kind, int8_t(group.rank())});
+    const DeviceScope scope(card(group.rank()));
     manual_seed(5);
     models::Gpt model(models::GptOptions{
         .vocab = 11, .context = 6, .layers = 2, .heads = 2, .dim = 32, .dropout = 0.1});
@@ -66,7 +66,7 @@ class OffloadOnCards : public test::OnCard {
 
 TEST_F(OffloadOnCards, AStepHasTheBitsOfAnEagerOne) {
   for (const int ranks : {1, 2}) {
-    if (runtime_of(card_).count() < ranks) GTEST_SKIP() << ranks << " cards are needed";
+    if (cards() < ranks) GTEST_SKIP() << ranks << " cards are needed";
     run_ranks(ranks, [&](ProcessGroup& group) {
       const auto want = train(group, false, ranks), got = train(group, true, ranks);
       test::expect_same_bits(got, want, fmt::format("{} ranks", ranks));
@@ -75,7 +75,7 @@ TEST_F(OffloadOnCards, AStepHasTheBitsOfAnEagerOne) {
 }
 
 TEST_F(OffloadOnCards, CopiesOnStreamsOfTheirOwn) {
-  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   setenv("TESSERA_COMPILE_STREAMS", "several", 1);
   run_ranks(2, [&](ProcessGroup& group) {
     const auto want = train(group, false, 1),

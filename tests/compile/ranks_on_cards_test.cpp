@@ -36,9 +36,9 @@ class RanksOnCards : public test::OnCard {
   // Compares compiled steps with eager ones; `graphs`: those that a compiled step launches.
   void compare(const Case& c, const testing::Matcher<int>& graphs, bool deterministic = false,
                compiler::CompileMode mode = compiler::CompileMode::kDefault) {
-    if (runtime_of(card_).count() < c.ranks) GTEST_SKIP() << c.ranks << " cards are needed";
+    if (cards() < c.ranks) GTEST_SKIP() << c.ranks << " cards are needed";
     run_ranks(c.ranks, [&](ProcessGroup& group) {
-      const DeviceScope scope({card_.kind, int8_t(group.rank())});
+      const DeviceScope scope(card(group.rank()));
       const DeterministicScope bits(deterministic);
       int64_t data_rank = group.rank();
       if (!c.mesh.empty()) data_rank = init_device_mesh(c.mesh).coordinate(c.data_axis);
@@ -94,7 +94,7 @@ TEST_F(RanksOnCards, StepsBesideEachOtherAndBesideCollectives) {
 // What the collectives of a compiled step read and write lies in windows, where ranks lay it alike,
 // but for that of the loss, which is a result of the step.
 TEST_F(RanksOnCards, CollectivesOfCompiledStepsUseWindows) {
-  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   if (!test::order_of_driver()) GTEST_SKIP() << "a real card counts nothing";
   const auto runs = [](const char* where) {
     int64_t n = 0;
@@ -105,7 +105,7 @@ TEST_F(RanksOnCards, CollectivesOfCompiledStepsUseWindows) {
   const auto count = [&](const Case& c) {
     std::array<int64_t, 2> counted{};  // of a rank in a step: in windows, outside
     run_ranks(2, [&](ProcessGroup& group) {
-      const DeviceScope scope({card_.kind, int8_t(group.rank())});
+      const DeviceScope scope(card(group.rank()));
       int64_t data_rank = group.rank();
       if (!c.mesh.empty()) data_rank = init_device_mesh(c.mesh).coordinate(c.data_axis);
       test::wrapped::Training training(c, data_rank);
@@ -135,11 +135,11 @@ TEST_F(RanksOnCards, CollectivesOfCompiledStepsUseWindows) {
 // NCCL ends an aborted communicator, and what is registered there, once graphs with its calls are
 // destroyed; memory is freed behind that.
 TEST_F(RanksOnCards, MemoryOfAStepWhoseGroupIsAborted) {
-  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   testing::internal::CaptureStderr();
   EXPECT_THROW(run_ranks(2,
                          [&](ProcessGroup& group) {
-                           const DeviceScope scope({card_.kind, int8_t(group.rank())});
+                           const DeviceScope scope(card(group.rank()));
                            const Ref<ProcessGroup> world = world_group();
                            auto f = compile([&](const Tensor& x) {
                              return exp(all_reduce(sin(x), world)) * 2.0;
@@ -155,11 +155,36 @@ TEST_F(RanksOnCards, MemoryOfAStepWhoseGroupIsAborted) {
   EXPECT_EQ(testing::internal::GetCapturedStderr().find("ncclMemFree"), std::string::npos);
 }
 
+// On another stream nothing else orders the two.
+TEST_F(RanksOnCards, ACallComesBehindTheGraphBeforeIt) {
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  run_ranks(2, [&](ProcessGroup& group) {
+    const DeviceScope scope(card(group.rank()));
+    const Ref<ProcessGroup> world = world_group();
+    const Stream beside = runtime_of(card_).copy_stream(group.rank(), 0);
+    const auto on_the_other = [&](const std::function<void()>& body) {
+      const StreamScope other(beside);
+      body();
+    };
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world)) * 2.0; });
+    const Tensor x = full({40}, 0.1, {kF32, default_device()});
+    Tensor sum;
+    on_the_other([&] { sum = full({40}, 1.0, {kF32, default_device()}); });
+    for (int k = 0; k < 6; ++k) {
+      const Tensor y = f(x);
+      on_the_other([&] { group.all_reduce(sum); });
+      expect_close(y, exp(sin(x) * 2.0) * 2.0, 1e-6);
+    }
+    EXPECT_EQ(f.report().device_graphs, 1);
+    EXPECT_EQ(sum.cpu().data<float>()[39], 64);
+  });
+}
+
 // Launches have to be all ranks': one that records a profile launches its graphs too.
 TEST_F(RanksOnCards, AProfileOfOneRank) {
-  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   run_ranks(2, [&](ProcessGroup& group) {
-    const DeviceScope scope({card_.kind, int8_t(group.rank())});
+    const DeviceScope scope(card(group.rank()));
     const Ref<ProcessGroup> world = world_group();
     auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world)) * 2.0; });
     std::optional<Profiler> profile;
@@ -174,13 +199,13 @@ TEST_F(RanksOnCards, AProfileOfOneRank) {
 
 // Where one rank cannot capture a step, no rank launches graphs.
 TEST_F(RanksOnCards, ARankThatCannotCapture) {
-  if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   test::OpOnCard::add();
   test::OpOnCard::when_run() = [](const Stream& stream) {
     TESSERA_CHECK(stream.device.index == 0 || !cuda::is_capturing(), "it cannot be captured");
   };
   run_ranks(2, [&](ProcessGroup& group) {
-    const DeviceScope scope({card_.kind, int8_t(group.rank())});
+    const DeviceScope scope(card(group.rank()));
     const Ref<ProcessGroup> world = world_group();
     auto f = compile(
         [&](const Tensor& x) { return exp(all_reduce(test::op_on_card(sin(x)), world)) * 2.0; });
@@ -200,19 +225,18 @@ using Prepare = std::function<std::shared_ptr<void>(nn::Module&)>;
 
 // What two cards are given for one replay of a step of five layers: one graph, whose nodes are in
 // the order in which they were captured.
-class OverlapInGraphs : public test::OnCard {
+class OverlapInGraphs : public test::OnTwoCards {
  protected:
   void SetUp() override {
-    OnCard::SetUp();
+    OnTwoCards::SetUp();
     if (IsSkipped()) return;
-    if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
     if (!test::order_of_driver()) GTEST_SKIP() << "a real card records no order";
   }
   std::vector<test::OrderOnCard> replay(const Prepare& prepare) {
     constexpr int64_t kWidth = 16;
     std::string recorded;
     run_ranks(2, [&](ProcessGroup& g) {
-      const DeviceScope scope({card_.kind, int8_t(g.rank())});
+      const DeviceScope scope(card(g.rank()));
       auto model = nn::sequential();
       for (int i = 0; i < kLayers; ++i)
         model->push_back(nn::linear({.in = kWidth, .out = kWidth, .bias = false}));

@@ -42,9 +42,9 @@ class SizesOnCard : public OnCard {
   // Calls `body` on two ranks, each with a card, with its number and the world.
   template <class Body>
   void on_two(const Body& body) {
-    if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
+    if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
     run_ranks(2, [&](ProcessGroup& group) {
-      const DeviceScope scope({card_.kind, int8_t(group.rank())});
+      const DeviceScope scope(card(group.rank()));
       body(group.rank(), world_group());
     });
   }

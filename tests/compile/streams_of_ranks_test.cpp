@@ -49,12 +49,11 @@ void hold_up(const Stream& stream) {
       &ms);
 }
 
-class StreamsOfRanks : public test::OnCard {
+class StreamsOfRanks : public test::OnTwoCards {
  protected:
   void SetUp() override {
-    OnCard::SetUp();
+    OnTwoCards::SetUp();
     if (IsSkipped()) return;
-    if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
     test::OpOnCard::add();
     test::OpOnCard::when_run() = hold_up;
     for (Behaviour& b : behaviours) b = {};
@@ -136,7 +135,7 @@ TEST_F(StreamsOfRanks, SeveralHaveTheBitsOfOne) {
     for (const char* streams : {"one", "several"}) {
       setenv("TESSERA_COMPILE_STREAMS", streams, 1);
       run_ranks(2, [&](ProcessGroup& group) {
-        const DeviceScope scope({card_.kind, int8_t(group.rank())});
+        const DeviceScope scope(card(group.rank()));
         test::wrapped::Training training(c, group.rank());
         auto step = compile([&](const std::vector<Tensor>& b) { return training.step(b); },
                             {.mode = CompileMode::kMaxAutotune});

@@ -253,11 +253,14 @@ TEST(Fp8Gather, CodeThatNeedsValuesIsToldWhatToDo) {
   });
 }
 
+// Where forward finds whole weights, layers quantise what was gathered, which may be rounded.
 TEST(Fp8Gather, UnshardMayComeBetweenForwardAndBackward) {
   run_ranks(2, [&](ProcessGroup&) {
-    const auto gradients = [&](auto between) {
-      auto model = make(in_eight_bits());
-      auto fsdp = fully_shard(*model, {.mesh = init_device_mesh({{"dp", 2}})});
+    const auto gradients = [&](const nn::Fp8Options& options, int between,
+                               const MixedPrecision& precision) {
+      auto model = make(options);
+      auto fsdp =
+          fully_shard(*model, {.mesh = init_device_mesh({{"dp", 2}}), .precision = precision});
       if (between == 2) fsdp->unshard();
       const Tensor loss = sum(square((*model)(inputs(0))));
       if (between == 1) fsdp->unshard();
@@ -268,10 +271,15 @@ TEST(Fp8Gather, UnshardMayComeBetweenForwardAndBackward) {
       for (const Tensor& p : model->parameters()) all.push_back(full_tensor(p.grad()));
       return all;
     };
-    const auto want = gradients(0);
-    for (int between : {1, 2}) {
-      const auto got = gradients(between);
-      for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(equal(got[i], want[i])) << between;
+    for (const MixedPrecision& precision : {MixedPrecision{}, {.param = kBF16}}) {
+      const auto quantised = gradients(in_eight_bits(), 0, precision),
+                 whole = gradients({}, 0, precision);
+      EXPECT_EQ(equal(quantised[0], whole[0]), !precision.param);
+      for (int between : {1, 2}) {
+        const auto got = gradients(in_eight_bits(), between, precision);
+        const auto& want = between == 1 ? quantised : whole;
+        for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(equal(got[i], want[i])) << between;
+      }
     }
   });
 }
@@ -316,18 +324,12 @@ TEST(Fp8Gather, TiedWeightsAreGatheredAsTheyAre) {
   });
 }
 
-class Fp8GatherOnCards : public test::OnCard {
- protected:
-  void SetUp() override {
-    OnCard::SetUp();
-    if (!IsSkipped() && runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
-  }
-};
+class Fp8GatherOnCards : public test::OnTwoCards {};
 
 // In NCCL's memory, from which groups of parameters are gathered by one launch.
 TEST_F(Fp8GatherOnCards, TrainingHasTheBitsOfWholeWeights) {
   run_ranks(2, [&](ProcessGroup& group) {
-    const Device card{card_.kind, int8_t(group.rank())};
+    const Device card = this->card(group.rank());
     const DeviceScope scope(card);
     const DeterministicScope deterministic(true);
     int64_t rooms = 0, bytes = 0;

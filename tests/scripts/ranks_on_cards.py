@@ -104,6 +104,15 @@ for card in range(4):
     machine_file(node_file(card), 1)
 expect_placed("cards at a node of two cores", "rank 0: cpus 6:", "rank 3: cpus 7:",
               "note: --bind gpu: the 4 ranks with cards at NUMA node 1 share its 2 cores\n")
+# A machine of one node, as most virtual ones are, has no core that is nearer to a card than another, whether or not it says the node.
+shutil.rmtree(os.path.join(WORK.name, "sys/devices/system/node/node1"))
+machine_file("devices/system/node/online", "0")
+machine_file("devices/system/node/node0/cpumap", "000000ff")
+for nodes in ((-1, -1, -1, -1), (0, -1, 0, -1)):
+    for card, node in enumerate(nodes):
+        machine_file(node_file(card), node)
+    said = placed("--nproc", "gpu")
+    expect("note:" not in said and all(f"rank {r}: cpus {2 * r}-{2 * r + 1}:" in said for r in range(4)), f"one node, cards at {nodes}", said)
 
 for ranks, strategy, how in ((2, "ddp", "--seed 1"), (2, "fsdp", "--seed 2"), (2, "tp", "--seed 3"), (2, "pp", "--seed late"),
                              (2, "ddp", "--seed 4 --check"), (2, "fsdp", "--seed 5 --check"), (2, "ddp --compile", "--seed 6"),

@@ -17,7 +17,19 @@ class OnCard : public testing::Test {
     if (runtime_of(*kind).count() == 0) GTEST_SKIP() << runtime_of(*kind).why_none();
     card_ = {*kind, 0};
   }
+  int cards() const { return runtime_of(card_).count(); }
+  /// The card of a rank.
+  Device card(int rank) const { return {card_.kind, int8_t(rank)}; }
   Device card_;
+};
+
+/// The tests of a fixture need two cards.
+class OnTwoCards : public OnCard {
+ protected:
+  void SetUp() override {
+    OnCard::SetUp();
+    if (!IsSkipped() && cards() < 2) GTEST_SKIP() << "2 cards are needed";
+  }
 };
 
 }  // namespace tessera::test

@@ -36,18 +36,13 @@ const AttentionFns<T, SumOf<T>>& fns() {
     return simd<AttentionTable>().f64;
 }
 
-// Key and sample numbers are dense.
-uint32_t dense_draw(const Primitive& prim, In in) {
-  const auto& a = attributes_of<AttentionAttributes>(prim);
-  return a.drops() ? ~0u << (in.size() - 1 - a.drop.by_sample) : 0;
-}
 void plan_forward(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
   lie_as_heads(in[0].meta(), out[0]);
-  plan.dense_in = dense_draw(prim, in);
+  plan.dense_in = attributes_of<AttentionAttributes>(prim).dense_draw(in.size());
 }
 void plan_backward(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
   for (int i = 0; i < 3; ++i) lie_as_heads(in[size_t(i + 1)].meta(), out[size_t(i)]);
-  plan.dense_in = 1u << 5 | dense_draw(prim, in);  // lse
+  plan.dense_in = 1u << 5 | attributes_of<AttentionAttributes>(prim).dense_draw(in.size());  // lse
   plan.any_strides_out = true;
 }
 

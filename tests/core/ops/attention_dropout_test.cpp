@@ -5,69 +5,20 @@
 #include <optional>
 
 #include "core/autograd/autocast.h"
-#include "core/autograd/autograd.h"
 #include "core/autograd/recompute.h"
 #include "core/autograd/transforms.h"
 #include "core/base/parallel.h"
-#include "core/ops/compose.h"
 #include "core/ops/create.h"
-#include "core/ops/fused.h"
-#include "core/ops/pointwise.h"
-#include "core/ops/random.h"
-#include "core/ops/reduce.h"
-#include "core/ops/samples.h"
 #include "core/ops/views.h"
-#include "core/tensor/allocator.h"
-#include "tests/core/ops/sweep.h"
-#include "tests/support/counted_ops.h"
+#include "tests/core/ops/attention_forms.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
 
-using List = std::vector<Tensor>;
+using namespace attention;
 
-constexpr int64_t kBatch = 2, kHeads = 3;
 constexpr double kDropped = 0.3;
-
-// q, k, v and a cotangent of the result.
-List operands_of(int64_t queries, int64_t keys, int64_t width, int64_t value_width,
-                 DType t = kF64) {
-  List in;
-  for (auto [rows, columns] :
-       {std::pair{queries, width}, {keys, width}, {keys, value_width}, {queries, value_width}})
-    in.push_back(
-        cast(sample_values({kBatch, kHeads, rows, columns}, -1, 1, uint64_t(in.size() + 1)), t));
-  return in;
-}
-
-// The result and the gradients of q, k and v, and of the mask where it requires one.
-List attend(const List& in, AttentionOptions o) {
-  manual_seed(5);
-  List leaves;
-  for (int i = 0; i < 3; ++i) leaves.push_back(in[size_t(i)].detach().requires_grad_());
-  if (o.mask.requires_grad()) leaves.push_back(o.mask);
-  const Tensor y = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], o);
-  List all{y.detach()};
-  for (Tensor& g : grad({&y, 1}, leaves, {&in[3], 1})) all.push_back(g);
-  return all;
-}
-void expect_plain(const List& in, AttentionOptions o, double tolerance) {
-  if (o.dropout == 0) o.dropout = kDropped;
-  o.kernel = AttentionKernel::kFlash;
-  List got;
-  {
-    test::CountedOps ops;
-    got = attend(in, o);
-    EXPECT_EQ(ops.of("attention"), 1);
-    EXPECT_EQ(ops.of("dropout"), o.mask.requires_grad() ? 2 : 0);
-  }
-  o.kernel = AttentionKernel::kPlain;
-  const List want = attend(in, o);
-  const char* names[] = {"out", "dq", "dk", "dv", "dmask"};
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i) sweep::expect_close(got[i], want[i], tolerance, names[i]);
-}
 
 // Tiles have 16 queries and 128 keys. Words come by fours, so rows of keys that are no multiple of
 // 4 begin inside of a four.
@@ -91,12 +42,14 @@ TEST(AttentionDropout, WithMasks) {
   for (const Tensor& mask : {lt(arange(0, 150), lengths), gt(drawn, -0.4), drawn,
                              where(gt(drawn, 0.9), drawn, scalar_tensor(-INFINITY, kF64))})
     for (bool causal : {false, true})
-      expect_plain(operands_of(20, 150, 8, 4), {.mask = mask, .causal = causal}, 1e-13);
+      expect_plain(operands_of(20, 150, 8, 4),
+                   {.mask = mask, .causal = causal, .dropout = kDropped}, 1e-13);
 }
 TEST(AttentionDropout, InF32) {
   for (int64_t keys : {200, 203})
     for (bool causal : {false, true})
-      expect_plain(operands_of(37, keys, 16, 8, kF32), {.causal = causal}, 4e-6);
+      expect_plain(operands_of(37, keys, 16, 8, kF32), {.causal = causal, .dropout = kDropped},
+                   4e-6);
 }
 
 // 16-bit floats: beside the same values in f32, whose rounding is 2^-9 of a result, and of the
@@ -106,15 +59,8 @@ TEST(AttentionDropout, In16Bits) {
     for (int64_t width : {16, 7})  // in pairs, and not
       for (int64_t keys : {64, 201}) {
         SCOPED_TRACE(fmt::format("{} {} {}", name_of(t), width, keys));
-        const List low = operands_of(37, keys, width, width + width % 2, t);
-        List wide;
-        for (const Tensor& x : low) wide.push_back(cast(x, kF32));
-        const List got = attend(low, {.dropout = kDropped}),
-                   want = attend(wide, {.dropout = kDropped});
-        for (size_t i = 0; i < got.size(); ++i) {
-          EXPECT_EQ(got[i].dtype(), t);
-          sweep::expect_close(cast(got[i], kF32), want[i], 0x1.8p-8, fmt::format("result {}", i));
-        }
+        expect_wide(operands_of(37, keys, width, width + width % 2, t), {.dropout = kDropped},
+                    0x1.8p-8);
       }
 }
 
@@ -142,7 +88,7 @@ TEST(AttentionDropout, DropsWhatTheOpDropoutDrops) {
 TEST(AttentionDropout, BySampleIsThatOfThePlainForm) {
   for (int64_t samples : {1, 2}) {  // of two rows each, or of one
     SampleScope scope(slice(from_values<int64_t>({41, 7}, {2}), 0, 0, samples));
-    expect_plain(operands_of(9, 131, 8, 8), {.causal = true}, 1e-13);
+    expect_plain(operands_of(9, 131, 8, 8), {.causal = true, .dropout = kDropped}, 1e-13);
   }
 }
 TEST(AttentionDropout, OfASampleIsTheSameInAnyBatch) {
@@ -205,29 +151,16 @@ TEST(AttentionDropout, OutsideOfZeroAndOneIsRefused) {
 TEST(AttentionDropout, OfAMaskOfNumbersHasAGradient) {
   for (const Shape& s : {Shape{kBatch, kHeads, 9, 7}, {9, 7}, {kBatch, 1, 1, 7}}) {
     Tensor mask = sample_values(s, -1, 1, 5).requires_grad_();
-    expect_plain(operands_of(9, 7, 4, 6), {.mask = mask, .causal = true}, 1e-13);
+    expect_plain(operands_of(9, 7, 4, 6), {.mask = mask, .causal = true, .dropout = kDropped},
+                 1e-13);
   }
 }
 
 TEST(AttentionDropout, HasSecondDerivatives) {
-  const List in = operands_of(6, 5, 4, 4);
-  const auto second = [&](AttentionKernel kernel) {
-    manual_seed(5);
-    List leaves;
-    for (int i = 0; i < 3; ++i) leaves.push_back(in[size_t(i)].detach().requires_grad_());
-    const Tensor y = sum(square(
-        scaled_dot_product_attention(leaves[0], leaves[1], leaves[2],
-                                     {.mask = gt(sample_values({kBatch, 1, 1, 5}, -1, 1, 5), -0.5),
-                                      .dropout = kDropped,
-                                      .kernel = kernel})));
-    Tensor norm;
-    for (const Tensor& g : grad({&y, 1}, leaves, {}, {.create_graph = true}))
-      norm = norm.defined() ? norm + sum(square(g)) : sum(square(g));
-    const Tensors all = grad({&norm, 1}, leaves);
-    return List(all.begin(), all.end());
-  };
-  sweep::expect_close(second(AttentionKernel::kFlash), second(AttentionKernel::kPlain), 1e-11,
-                      "second derivatives");
+  expect_plain_second(
+      operands_of(6, 5, 4, 4),
+      {.mask = gt(sample_values({kBatch, 1, 1, 5}, -1, 1, 5), -0.5), .dropout = kDropped},
+      "second derivatives");
 }
 
 TEST(AttentionDropout, IsDrawnAgainWhereTheForwardPassIs) {
@@ -237,8 +170,7 @@ TEST(AttentionDropout, IsDrawnAgainWhereTheForwardPassIs) {
   };
   const auto gradients = [&](bool again) {
     manual_seed(5);
-    List leaves;
-    for (int i = 0; i < 3; ++i) leaves.push_back(in[size_t(i)].detach().requires_grad_());
+    const List leaves = leaves_of(in);
     const Tensor y =
         again ? recompute(f, leaves[0], leaves[1], leaves[2]) : f(leaves[0], leaves[1], leaves[2]);
     const Tensors all = grad({&y, 1}, leaves, {&in[3], 1});
@@ -344,23 +276,7 @@ TEST(AttentionDropout, BySampleIsBatched) {
 
 // ---- memory
 
-// Bytes that a call and its gradient hold at most beside their operands.
-int64_t held(const List& in, const AttentionOptions& o) {
-  attend(in, o);  // what is made once
-  reset_peak_cpu_memory();
-  const int64_t before = cpu_memory_stats().live_bytes;
-  attend(in, o);
-  return cpu_memory_stats().peak_bytes - before;
-}
-TEST(AttentionDropout, HoldsNoScores) {
-  const List in = operands_of(512, 512, 8, 8, kF32);
-  const int threads = num_threads();
-  set_num_threads(1);  // each has room for tiles, while it works
-  const int64_t without = held(in, {}), scores = kBatch * kHeads * 512 * 512 * 4;
-  EXPECT_LT(held(in, {.dropout = kDropped}), without + scores / 100);
-  EXPECT_GT(held(in, {.dropout = kDropped, .kernel = AttentionKernel::kPlain}), scores);
-  set_num_threads(threads);
-}
+TEST(AttentionDropout, HoldsNoScores) { expect_no_scores({{.dropout = kDropped}}); }
 
 }  // namespace
 }  // namespace tessera

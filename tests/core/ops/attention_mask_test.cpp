@@ -4,38 +4,16 @@
 #include <cmath>
 #include <optional>
 
-#include "core/autograd/autograd.h"
 #include "core/autograd/transforms.h"
-#include "core/base/parallel.h"
-#include "core/ops/compose.h"
 #include "core/ops/create.h"
-#include "core/ops/fused.h"
-#include "core/ops/pointwise.h"
-#include "core/ops/reduce.h"
-#include "core/ops/samples.h"
 #include "core/ops/views.h"
-#include "core/tensor/allocator.h"
-#include "tests/core/ops/sweep.h"
-#include "tests/support/counted_ops.h"
+#include "tests/core/ops/attention_forms.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
 
-using List = std::vector<Tensor>;
-
-constexpr int64_t kBatch = 2, kHeads = 3;
-
-// q, k, v and a cotangent of the result.
-List operands_of(int64_t queries, int64_t keys, int64_t width, int64_t value_width,
-                 DType t = kF64) {
-  List in;
-  for (auto [rows, columns] :
-       {std::pair{queries, width}, {keys, width}, {keys, value_width}, {queries, value_width}})
-    in.push_back(
-        cast(sample_values({kBatch, kHeads, rows, columns}, -1, 1, uint64_t(in.size() + 1)), t));
-  return in;
-}
+using namespace attention;
 
 struct Named {
   const char* name;
@@ -65,25 +43,6 @@ std::vector<Named> masks(int64_t queries, int64_t keys) {
           {"numbers and -inf", where(gt(additive, 0.9), additive, scalar_tensor(-INFINITY, kF64))}};
 }
 
-// The result and the gradients of q, k and v; and of `mask`, where it requires one.
-List attend(const List& in, const AttentionOptions& o) {
-  List leaves;
-  for (int i = 0; i < 3; ++i) leaves.push_back(in[size_t(i)].detach().requires_grad_());
-  if (o.mask.requires_grad()) leaves.push_back(o.mask);
-  const Tensor y = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], o);
-  List all{y.detach()};
-  for (Tensor& g : grad({&y, 1}, leaves, {&in[3], 1})) all.push_back(g);
-  return all;
-}
-void expect_plain(const List& in, AttentionOptions o, double tolerance) {
-  o.kernel = AttentionKernel::kFlash;
-  const List got = attend(in, o);
-  o.kernel = AttentionKernel::kPlain;
-  const List want = attend(in, o);
-  const char* names[] = {"out", "dq", "dk", "dv", "dmask"};
-  for (size_t i = 0; i < got.size(); ++i) sweep::expect_close(got[i], want[i], tolerance, names[i]);
-}
-
 TEST(AttentionMask, IsThatOfThePlainForm) {
   for (auto [queries, keys, width, value_width] :
        {std::array<int64_t, 4>{9, 9, 8, 8}, {5, 3, 4, 6}, {33, 150, 8, 4}, {17, 300, 16, 8}})
@@ -110,14 +69,7 @@ TEST(AttentionMask, In16Bits) {
       for (const auto& [name, mask] : masks(37, 200)) {
         SCOPED_TRACE(fmt::format("{} {} {}", name, name_of(t), width));
         const AttentionOptions o{.mask = mask.dtype() == kF64 ? cast(mask, kF32) : mask};
-        const List low = operands_of(37, 200, width, width + width % 2, t);
-        List wide;
-        for (const Tensor& x : low) wide.push_back(cast(x, kF32));
-        const List got = attend(low, o), want = attend(wide, o);
-        for (size_t i = 0; i < got.size(); ++i) {
-          EXPECT_EQ(got[i].dtype(), t);
-          sweep::expect_close(cast(got[i], kF32), want[i], 0x1p-8, fmt::format("result {}", i));
-        }
+        expect_wide(operands_of(37, 200, width, width + width % 2, t), o, 0x1p-8);
       }
 }
 
@@ -189,21 +141,8 @@ TEST(AttentionMask, HasSecondDerivatives) {
   for (bool learned : {false, true}) {
     Tensor mask = learned ? sample_values({kHeads, 6, 5}, -1, 1, 5)
                           : gt(sample_values({kBatch, 1, 1, 5}, -1, 1, 5), -0.5);
-    const auto second = [&](AttentionKernel kernel) {
-      List leaves;
-      for (int i = 0; i < 3; ++i) leaves.push_back(in[size_t(i)].detach().requires_grad_());
-      Tensor m = learned ? mask.detach().requires_grad_() : mask;
-      if (learned) leaves.push_back(m);
-      const Tensor y = sum(square(scaled_dot_product_attention(leaves[0], leaves[1], leaves[2],
-                                                               {.mask = m, .kernel = kernel})));
-      Tensor norm;
-      for (const Tensor& g : grad({&y, 1}, leaves, {}, {.create_graph = true}))
-        norm = norm.defined() ? norm + sum(square(g)) : sum(square(g));
-      const Tensors all = grad({&norm, 1}, leaves);
-      return List(all.begin(), all.end());
-    };
-    sweep::expect_close(second(AttentionKernel::kFlash), second(AttentionKernel::kPlain), 1e-11,
-                        learned ? "learned" : "padding");
+    if (learned) mask.requires_grad_();
+    expect_plain_second(in, {.mask = mask}, learned ? "learned" : "padding");
   }
 }
 
@@ -235,25 +174,9 @@ TEST(AttentionMask, OfSamplesIsBatched) {
     }
 }
 
-// Bytes that a call and its gradient hold at most beside their operands.
-int64_t held(const List& in, const AttentionOptions& o) {
-  attend(in, o);  // what is made once
-  reset_peak_cpu_memory();
-  const int64_t before = cpu_memory_stats().live_bytes;
-  attend(in, o);
-  return cpu_memory_stats().peak_bytes - before;
-}
 TEST(AttentionMask, HoldsNoScores) {
-  const List in = operands_of(512, 512, 8, 8, kF32);
-  const int threads = num_threads();
-  set_num_threads(1);  // each has room for tiles, while it works
-  const int64_t without = held(in, {}), scores = kBatch * kHeads * 512 * 512 * 4;
-  for (const auto& [name, mask] : {Named{"padding", ones({kBatch, 1, 1, 512}, {.dtype = kBool})},
-                                   Named{"by head", ones({kHeads, 512, 512})}}) {
-    EXPECT_LT(held(in, {.mask = mask}), without + scores / 100) << name;
-    EXPECT_GT(held(in, {.mask = mask, .kernel = AttentionKernel::kPlain}), scores) << name;
-  }
-  set_num_threads(threads);
+  expect_no_scores(
+      {{.mask = ones({kBatch, 1, 1, 512}, {.dtype = kBool})}, {.mask = ones({kHeads, 512, 512})}});
 }
 
 TEST(AttentionMask, ThatDoesNotFitIsRefused) {

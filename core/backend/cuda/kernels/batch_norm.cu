@@ -58,6 +58,8 @@ TESSERA_FN void write_part(const BatchNormCall& c, const NormPart& p, C first, C
   const long at = long(blockIdx.y) * c.channels + p.channel;
   static_cast<C*>(c.first)[at] = first, static_cast<C*>(c.second)[at] = second;
 }
+/// The channel of a thread that has one alone, which may be beyond the last.
+TESSERA_FN unsigned channel_of_thread() { return blockIdx.x * 256 + threadIdx.x; }
 /// The sum over pieces of f(piece, its place in first and second), in their order.
 template <class F>
 TESSERA_FN double over_pieces(const BatchNormCall& c, unsigned channel, F f) {
@@ -101,7 +103,7 @@ TESSERA_FN void moments(const BatchNormCall& c) {
 /// mean and var of channels from those of pieces (Chan, Golub, LeVeque 1983).
 template <class C>
 TESSERA_FN void join_moments(const BatchNormCall& c) {
-  const unsigned channel = blockIdx.x * 256 + threadIdx.x;
+  const unsigned channel = channel_of_thread();
   if (channel >= c.channels) return;
   const C *means = static_cast<const C*>(c.first), *squares = static_cast<const C*>(c.second);
   auto rows_of = [&](unsigned p) {
@@ -126,7 +128,7 @@ TESSERA_FN void join_moments(const BatchNormCall& c) {
 /// sums to f32 leaves of a variance far below the squares may be less than 0.
 template <class C>
 TESSERA_FN void moments_of_sums(const BatchNormCall& c) {
-  const unsigned channel = blockIdx.x * 256 + threadIdx.x;
+  const unsigned channel = channel_of_thread();
   if (channel >= c.channels) return;
   const double mean = double(static_cast<const C*>(c.first)[channel]) * c.share,
                square = double(static_cast<const C*>(c.second)[channel]) * c.share,
@@ -159,19 +161,36 @@ TESSERA_FN void normalize(const BatchNormCall& c) {
       });
 }
 
+/// What a thread, then its block, finds of a gradient g beside x: sums of g and of g (x - mean).
+template <class C>
+struct GradSums {
+  C mean, sum, products;
+};
+template <class C>
+TESSERA_FN GradSums<C> no_sums(const BatchNormCall& c, const NormPart& p) {
+  return {p.channel < c.channels ? static_cast<const C*>(c.mean)[p.channel] : C(0), C(0), C(0)};
+}
+template <class C>
+TESSERA_FN void add(GradSums<C>& s, C g, C x) {
+  s.sum += g, s.products += g * (x - s.mean);
+}
+template <class C>
+TESSERA_FN void write_sums(const BatchNormCall& c, const NormPart& p, const GradSums<C>& s) {
+  const C sum = over_warps(s.sum), products = over_warps(s.products);
+  write_part(c, p, sum, products);
+}
+
 /// first [pieces, channels] = sums of g, second = sums of g (x - mean).
 template <class T>
 TESSERA_FN void grad_sums(const BatchNormCall& c) {
   using C = Compute<T>;
   const NormPart p = part_of(c);
-  const C mean = p.channel < c.channels ? static_cast<const C*>(c.mean)[p.channel] : C(0);
-  C sum = C(0), products = C(0);
+  GradSums<C> sums = no_sums<C>(c, p);
   read_rows(p, [&](unsigned r) {
     const C g = widen(before_relu(c, element<T>(c.g, c, r, p.channel), r, p.channel));
-    sum += g, products += g * (widen(element<T>(c.x, c, r, p.channel)) - mean);
+    add(sums, g, widen(element<T>(c.x, c, r, p.channel)));
   });
-  sum = over_warps(sum), products = over_warps(products);
-  write_part(c, p, sum, products);
+  write_sums(c, p, sums);
 }
 /// The same of h, which is written to dresidual: g, or where there is a residual its sum with that,
 /// as the whole tensor would be rounded.
@@ -179,8 +198,7 @@ template <class T>
 TESSERA_FN void masked_sums(const BatchNormCall& c) {
   using C = Compute<T>;
   const NormPart p = part_of(c);
-  const C mean = p.channel < c.channels ? static_cast<const C*>(c.mean)[p.channel] : C(0);
-  C sum = C(0), products = C(0);
+  GradSums<C> sums = no_sums<C>(c, p);
   T x[kNormLoads], h[kNormLoads];
   rewrite_rows(
       p,
@@ -193,16 +211,14 @@ TESSERA_FN void masked_sums(const BatchNormCall& c) {
       },
       [&](unsigned r, int j) {
         static_cast<T*>(c.dresidual)[long(r) * c.channels + p.channel] = h[j];
-        const C g = widen(h[j]);
-        sum += g, products += g * (widen(x[j]) - mean);
+        add(sums, widen(h[j]), widen(x[j]));
       });
-  sum = over_warps(sum), products = over_warps(products);
-  write_part(c, p, sum, products);
+  write_sums(c, p, sums);
 }
 /// sum_g and sum_product of channels; dw = sum_product rstd and db = sum_g where they are wanted.
 template <class C>
 TESSERA_FN void join_sums(const BatchNormCall& c) {
-  const unsigned channel = blockIdx.x * 256 + threadIdx.x;
+  const unsigned channel = channel_of_thread();
   if (channel >= c.channels) return;
   auto total = [&](const void* of) {
     return over_pieces(c, channel,

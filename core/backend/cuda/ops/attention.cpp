@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/backend/cuda/context.h"
+#include "core/backend/cuda/ops/draws.h"
 #include "core/backend/cuda/ops/graphs.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
@@ -81,16 +82,11 @@ void set_mask(AttentionCall& c, const Tensor& mask) {
   c.mask_batch = step(0), c.mask_head = step(1), c.mask_query = step(2), c.mask_key = step(3);
 }
 
-// What draws the weights that are dropped. A key of the host goes by value.
+// What draws the weights that are dropped.
 void set_draw(AttentionCall& c, const AttentionAttributes& a, const AttentionFurther& more,
               int64_t batch) {
   if (!a.drops()) return;
-  if (more.key.device().is_cpu()) {
-    const int64_t* k = more.key.values<int64_t>();
-    c.seed = k[0], c.number = k[1];
-  } else {
-    c.key = static_cast<const long*>(more.key.device_data());
-  }
+  set_key(c, more.key);
   const int64_t samples = a.drop.by_sample ? more.samples.numel() : 0;
   const DrawnWeights drawn(a.drop, {batch, c.heads, c.queries, c.keys}, samples);
   if (samples) c.samples = static_cast<const long*>(more.samples.device_data());
@@ -122,21 +118,17 @@ uint32_t need_dense(In in) {
   return bits;
 }
 
-// Key and sample numbers are dense.
-uint32_t draw_dense(const Primitive& prim, In in) {
-  const auto& a = attributes_of<AttentionAttributes>(prim);
-  return a.drops() ? ~0u << (in.size() - 1 - a.drop.by_sample) : 0;
-}
-
 void plan_forward(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
   lie_as_heads(in[0].meta(), out[0]);
-  plan.dense_in = need_dense(in.first(3)) | draw_dense(prim, in);
+  plan.dense_in =
+      need_dense(in.first(3)) | attributes_of<AttentionAttributes>(prim).dense_draw(in.size());
   plan.uncapturable = decomposes(in[0], in[2]);
 }
 void plan_backward(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
   for (size_t i = 0; i < out.size(); ++i) lie_as_heads(in[i + 1].meta(), out[i]);
   plan.any_strides_out = true;
-  plan.dense_in = need_dense(in.first(5)) | 1u << 5 | draw_dense(prim, in);  // lse
+  plan.dense_in = need_dense(in.first(5)) | 1u << 5 |
+                  attributes_of<AttentionAttributes>(prim).dense_draw(in.size());  // lse
   plan.uncapturable = decomposes(in[1], in[3]);
 }
 

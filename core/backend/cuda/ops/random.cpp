@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/backend/cuda/ops/draws.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/register.h"
 #include "core/backend/cuda/runtime.h"
@@ -24,16 +25,6 @@ DrawPlaces places(const Shape& shape, const Dims& begin, const Shape& global, in
 }
 
 bool in_packs(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.device_data()) % 16 == 0; }
-
-// A key on the card is read there; one of the host goes by value, and nothing is copied.
-void set_key(RandomCall& c, const Tensor& key) {
-  if (!key.device().is_cpu()) {
-    c.key = static_cast<const long*>(key.device_data());
-  } else {
-    const int64_t* k = key.values<int64_t>();
-    c.seed = k[0], c.number = k[1];
-  }
-}
 
 void run_random(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                 Workspace, const Stream& stream) {
