@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,10 @@ namespace tessera::detail {
 
 /// The names of the hosts of a group's members, by their rank in it.
 using HostNames = std::shared_ptr<const std::vector<std::string>>;
+/// Those of members with these host_identity(), which begins with a name and what tells the
+/// machine's boot; null where all are on one machine. Machines of one name, as clones have it, are
+/// told apart: "node", "node (2)", "node (3)".
+HostNames host_names(std::span<const std::string> identities);
 
 /// One wait of one rank. Ranks are numbers in the world unless said otherwise.
 struct WaitFacts {
