@@ -6,14 +6,13 @@
 
 #include <mutex>
 
-#include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
 #include "compile/compile.h"
 #include "core/backend/cuda/capture.h"
 #include "core/core.h"
 #include "core/dispatch/default_device.h"
 #include "tests/compile/op_on_card.h"
-#include "tests/support/on_card.h"
+#include "tests/support/ranks_on_cards.h"
 
 namespace tessera {
 namespace {
@@ -22,13 +21,11 @@ using test::op_between_graphs;
 using test::op_on_card;
 using test::OpOnCard;
 
-class RanksApartOnCard : public test::OnCard {
+class RanksApartOnCard : public test::RanksWithCards {
  protected:
   void SetUp() override {
-    OnCard::SetUp();
-    if (IsSkipped()) return;
-    if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
-    OpOnCard::add();
+    RanksWithCards::SetUp();
+    if (!IsSkipped()) OpOnCard::add();
   }
   void TearDown() override { OpOnCard::when_run() = nullptr; }
 
@@ -39,12 +36,8 @@ class RanksApartOnCard : public test::OnCard {
     testing::internal::CaptureStderr();
     std::string error;
     try {
-      run_ranks(ranks,
-                [&](ProcessGroup& group) {
-                  const DeviceScope scope({card_.kind, int8_t(group.rank())});
-                  body(group.rank(), world_group());
-                },
-                {.timeout = Millis(30000)});
+      run_on_cards(ranks, [&](ProcessGroup& group) { body(group.rank(), world_group()); },
+                   {.timeout = Millis(30000)});
     } catch (const std::exception& e) {
       error = e.what();
     }
@@ -302,7 +295,7 @@ TEST_F(RanksApartOnCard, ARankReadsBetweenTheCollectivesOfTwoGroups) {
 
 // The same of one rank of a grid, which is in a row and in a column: all four ranks are told.
 TEST_F(RanksApartOnCard, ARankOfAGridReadsBetweenTheCollectivesOfRowAndColumn) {
-  if (runtime_of(card_).count() < 4) GTEST_SKIP() << "4 cards are needed";
+  if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
   const std::string said = on_ranks(4, [&](int rank, const Ref<ProcessGroup>& world) {
     const Ref<ProcessGroup> row = world->split(rank / 2), column = world->split(rank % 2);
     auto f = compile([&](const Tensor& x) {
@@ -353,7 +346,6 @@ TEST_F(RanksApartOnCard, ErrorsNameTheLineThatCompiles) {
   std::string errors[2];
   const CallSite here = CallSite::current();
   const auto body = [&](ProcessGroup& world) {
-    const DeviceScope scope({card_.kind, int8_t(world.rank())});
     auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world_group())) * 2.0; });
     for (int k = 0; k < 5; ++k) f(of(0.1 * k)).cpu();
     try {
@@ -362,8 +354,8 @@ TEST_F(RanksApartOnCard, ErrorsNameTheLineThatCompiles) {
       errors[world.rank()] = e.what();
     }
   };
-  EXPECT_THROW(run_ranks(2, body), CommError);
-  const std::string line = "ranks_apart_test.cpp:" + std::to_string(here.line() + 3);
+  EXPECT_THROW(run_on_cards(2, body), CommError);
+  const std::string line = "ranks_apart_test.cpp:" + std::to_string(here.line() + 2);
   for (const std::string& e : errors) EXPECT_NE(e.find(line), e.npos) << e;
 }
 
