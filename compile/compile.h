@@ -60,7 +60,8 @@ struct StepResults {
 class StepCompiler {
  public:
   /// `site`: where the function is compiled, for errors of other ranks' calls.
-  StepCompiler(CompileOptions options, std::source_location site);
+  explicit StepCompiler(CompileOptions options,
+                        std::source_location site = std::source_location::current());
   ~StepCompiler();
   StepCompiler(StepCompiler&&) noexcept;
 
@@ -101,7 +102,7 @@ struct Parts {
 template <class F>
 class Compiled {
  public:
-  Compiled(F f, CompileOptions options, std::source_location site)
+  Compiled(F f, CompileOptions options, std::source_location site = std::source_location::current())
       : f_(std::move(f)), compiler_(std::move(options), site) {}
 
   template <class... A>
