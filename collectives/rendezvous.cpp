@@ -7,6 +7,7 @@
 #include "collectives/backend_name.h"
 #include "collectives/device_group.h"
 #include "collectives/gloo/transport.h"
+#include "collectives/host_names.h"
 #include "collectives/messages/hierarchical.h"
 #include "collectives/mpi/transport.h"
 #include "collectives/rendezvous_store.h"
@@ -93,13 +94,6 @@ int block_size(const std::vector<Record>& records) {
   return block_of_hosts(hosts);
 }
 
-HostNames host_names(const std::vector<Record>& records) {
-  if (all_share(records, &Record::machine)) return nullptr;
-  std::vector<std::string> names;  // a machine's identity begins with its name
-  for (const Record& r : records) names.push_back(r.machine.substr(0, r.machine.find(' ')));
-  return std::make_shared<const std::vector<std::string>>(std::move(names));
-}
-
 std::string agree_on_backend(const std::vector<Record>& records) {
   for (size_t r = 1; r < records.size(); ++r)
     TESSERA_CHECK(records[r].backend == records[0].backend,
@@ -159,7 +153,9 @@ std::unique_ptr<Engine> connect(Membership m, const JoinOptions& o, const std::s
   auto store = std::make_shared<RendezvousStore>(m, o.store, prefix, o.watchdog);
   auto records = exchange(*store, m, prefix, mine, o.join_timeout);
   std::string backend = agree_on_backend(records);
-  m.hosts = host_names(records);
+  std::vector<std::string> machines;
+  for (const Record& r : records) machines.push_back(r.machine);
+  m.hosts = host_names(machines);
   if (backend != kShm) {
     auto transport =
         backend == kMpi ? make_mpi_transport(

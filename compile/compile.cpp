@@ -36,6 +36,12 @@ struct KnownCall : RecordedCall {
   bool order_compared = false;  // ranks have compared its collectives
 };
 
+// The groups of the collectives of calls whose arguments have the same types.
+struct GroupsOfCalls {
+  CallKey key;
+  std::vector<GroupCalls> groups = {};
+};
+
 struct SizedCalls {
   std::unique_ptr<DynamicCall> dynamic;
   SizedBuilder builder;
@@ -83,11 +89,12 @@ struct StepCompiler::Impl {
   std::list<SizedCalls> dynamic_calls;
   // Describes an implicit input of the last segment that only the function holds.
   std::string host_made;
-  const std::shared_ptr<StepRanks> ranks;  // what they agree on, in all graphs
-  int64_t first_voters = 0;                // the call that was the first with collectives
+  const std::shared_ptr<StepRanks> ranks;    // what they agree on, in all graphs
+  int64_t first_voters = 0;                  // the call that was the first with collectives
+  std::list<GroupsOfCalls> groups_of_calls;  // of those that were recorded; the last comes first
 
-  explicit Impl(CompileOptions o)
-      : options(std::move(o)), ranks(std::make_shared<StepRanks>(options.name)) {}
+  Impl(CompileOptions o, CallSite site)
+      : options(std::move(o)), ranks(std::make_shared<StepRanks>(options.name, site)) {}
 
   StepResults call(std::span<const Tensor> given, const CallKey& given_key,
                    FunctionRef<StepResults()> body) {
@@ -125,6 +132,7 @@ struct StepCompiler::Impl {
   StepResults replay_known(KnownCall& known_call, std::span<const Tensor> inputs) {
     ++report.replays;
     report.why_not.clear();
+    ranks->expect({});
     const CachedCall& call = known_call.entry;
     Executor& executor = known_call.sized ? *known_call.sized : executor_of(*known_call.segment);
     std::optional<CallOrderScope> call_order;
@@ -151,6 +159,7 @@ struct StepCompiler::Impl {
     }
     Tensors arguments(given.begin(), given.end());
     if (context().samples.defined()) arguments.push_back(context().samples);
+    ranks->expect(groups_of(key).groups);
     StepResults results;
     StepRecorder recorder(
         {.inputs = {inputs.begin(), inputs.end()}, .names = options.names},
@@ -180,6 +189,16 @@ struct StepCompiler::Impl {
     report.why_not = why;
     release_unused();
     return results;
+  }
+
+  // Those of the calls before that differ from `key` in sizes alone, in front.
+  GroupsOfCalls& groups_of(const CallKey& key) {
+    auto at = std::ranges::find_if(groups_of_calls,
+                                   [&](const GroupsOfCalls& g) { return g.key.same_kind(key); });
+    if (at == groups_of_calls.end()) at = groups_of_calls.insert(at, {.key = key});
+    groups_of_calls.splice(groups_of_calls.begin(), groups_of_calls, at);
+    if (groups_of_calls.size() > kMaxSegments) groups_of_calls.pop_back();
+    return groups_of_calls.front();
   }
 
   // Releases objects that no entry refers to, such as arguments of former calls.
@@ -318,12 +337,13 @@ struct StepCompiler::Impl {
             "%{} ({}) was made inside of it from values of the program, which may be others at the "
             "next call; pass it as an argument",
             i.id, describe(i.tensor));
+    const std::vector<GroupCalls> calls = calls_on_devices(graph);
+    for (const GroupCalls& c : calls) add_calls(groups_of_calls.front().groups, c.group, c.device);
     auto [found, fresh] = segments.try_emplace(to_string(graph));
     Segment& segment = found->second;
     if (fresh) {
       segment.graph = graph;
       // In the first call that has any, groups may not have decided yet who moves their tensors.
-      const std::vector<GroupCalls> calls = calls_on_devices(graph);
       if (!calls.empty() && first_voters == 0) first_voters = report.calls;
       if (report.calls > first_voters && ranks->together())
         ranks->agree(calls, {.stage = RunState::kInterpreted});
@@ -353,8 +373,8 @@ struct StepCompiler::Impl {
   static constexpr int kMaxSizes = 128;  // each has an executor; they share one arena
 };
 
-StepCompiler::StepCompiler(CompileOptions options)
-    : impl_(std::make_unique<Impl>(std::move(options))) {}
+StepCompiler::StepCompiler(CompileOptions options, std::source_location site)
+    : impl_(std::make_unique<Impl>(std::move(options), site)) {}
 StepCompiler::~StepCompiler() = default;
 StepCompiler::StepCompiler(StepCompiler&&) noexcept = default;
 

@@ -22,6 +22,7 @@
 #pragma once
 #include <any>
 #include <memory>
+#include <source_location>
 #include <tuple>
 #include <type_traits>
 
@@ -58,7 +59,9 @@ struct StepResults {
 /// The part of compile() that does not depend on the function's types.
 class StepCompiler {
  public:
-  explicit StepCompiler(CompileOptions options);
+  /// `site`: where the function is compiled, for errors of other ranks' calls.
+  explicit StepCompiler(CompileOptions options,
+                        std::source_location site = std::source_location::current());
   ~StepCompiler();
   StepCompiler(StepCompiler&&) noexcept;
 
@@ -99,7 +102,8 @@ struct Parts {
 template <class F>
 class Compiled {
  public:
-  Compiled(F f, CompileOptions options) : f_(std::move(f)), compiler_(std::move(options)) {}
+  Compiled(F f, CompileOptions options, std::source_location site = std::source_location::current())
+      : f_(std::move(f)), compiler_(std::move(options), site) {}
 
   template <class... A>
   auto operator()(const A&... args) {
@@ -139,10 +143,12 @@ class Compiled {
 namespace tessera {
 
 /// Returns `f` compiled: it takes the same arguments and returns the same results. See the head of
-/// this file.
+/// this file. What ranks of a step with collectives decide together is called at `site`: as for
+/// collectives, ranks that compile it in different branches share one line, or pass `site`.
 template <class F>
-compiler::Compiled<F> compile(F f, compiler::CompileOptions options = {}) {
-  return {std::move(f), std::move(options)};
+compiler::Compiled<F> compile(F f, compiler::CompileOptions options = {},
+                              std::source_location site = std::source_location::current()) {
+  return {std::move(f), std::move(options), site};
 }
 
 }  // namespace tessera

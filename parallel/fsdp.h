@@ -90,7 +90,10 @@ class Fsdp : public DataParallel {
 /// they are gathered, from the sharded parameter's own dtype whatever `precision.param` says, by
 /// the scale of the whole weight; gradients are as `precision` says. Nothing else in forward can
 /// read such a weight (UserError), and `offload` is refused. Between unshard() and reshard() it is
-/// whole in the dtype of `precision.param`, from which its layer then quantises it.
+/// whole in the dtype of `precision.param`, from which its layer then quantises it. All ranks write
+/// such weights between the same forwards, since the next one computes their scales by an
+/// all-reduce: one that a rank makes alone is a CommError, which names the rank and its
+/// all_reduce(max).
 ///
 /// grad(loss, parameters) returns sharded, reduced gradients; hooks of a parameter see its sharded
 /// gradient of each backward after the reduction. When a backward fails on a rank, the groups are

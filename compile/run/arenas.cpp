@@ -83,7 +83,7 @@ void agree_on_arenas(Program& program) {
     }
     const int64_t mine = hash_of(program, a);
     const Tensor all = from_values<int64_t>({mine, -mine}, {2});
-    arena.group->all_reduce(all, ReduceOp::kMin);
+    arena.group->all_reduce(all, ReduceOp::kMin, {}, program.site);
     if (all.values<int64_t>()[0] == -all.values<int64_t>()[1]) continue;
     static std::atomic<bool> told = false;
     if (arena.group->rank() == 0 && !told.exchange(true))

@@ -97,6 +97,8 @@ struct Executor::Impl {
     program = make_program(graph);
     program.alone = is_alone();
     arenas.clear(), numbers.release_memory();
+    program.site = ranks->site();
+    for (GroupCalls& c : calls) c.cut = 0;
     arenas_agreed = false;
     outputs.clear();
     inputs.assign(graph.inputs.size(), {});
@@ -325,7 +327,7 @@ struct Executor::Impl {
     try {
       captured.begin_run(program, run);
       run_steps();
-      if (!program.ranges_found) find_ranges(program), numbers.forget_values();
+      if (!program.ranges_found) note_ranges();
       captured.end_run(program);
     } catch (...) {
       captured.reset();
@@ -344,6 +346,11 @@ struct Executor::Impl {
     order_streams();
     bind_inputs(given, given_implicit);
     renew_outputs();
+  }
+
+  void note_ranges() {
+    find_ranges(program), numbers.forget_values();
+    for (GroupCalls& c : calls) c.cut = hash_of_cuts(program, *c.group, c.device);
   }
 
   void run_steps() {
@@ -461,7 +468,7 @@ struct Executor::Impl {
 
   static constexpr size_t kMostInTurn = 8;
   Graph graph;
-  const std::vector<GroupCalls> calls;
+  std::vector<GroupCalls> calls;
   Program program;
   MemoryPlan plan;
   Traffic traffic;

@@ -106,6 +106,7 @@ struct Program {
   // groups that have their own there, for what their collectives reduce or send in place (on a
   // device, for what they write too), as large as that needs.
   std::vector<Arena> arenas;
+  CallSite site;  // of what ranks decide together on the host, in errors
   // Other ranks may be running programs of other sizes: collectives are in no range, and nothing
   // lies where it does on other ranks.
   bool alone = false;

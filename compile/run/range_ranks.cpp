@@ -8,7 +8,7 @@
 
 namespace tessera::compiler {
 
-RangeRanks::RangeRanks(const Program& p, const StepRange& range) {
+RangeRanks::RangeRanks(const Program& p, const StepRange& range) : site_(p.site) {
   for (int i = range.begin; i < range.end; ++i) {
     const Step& s = p.steps[size_t(i)];
     if (!s.collective) continue;
@@ -18,10 +18,10 @@ RangeRanks::RangeRanks(const Program& p, const StepRange& range) {
 }
 
 void RangeRanks::least(const Tensor& t) const {
-  for (const Ref<ProcessGroup>& g : groups_) g->all_reduce(t, ReduceOp::kMin);
+  for (const Ref<ProcessGroup>& g : groups_) g->all_reduce(t, ReduceOp::kMin, {}, site_);
 }
 void RangeRanks::most(const Tensor& t) const {
-  for (const Ref<ProcessGroup>& g : groups_) g->all_reduce(t, ReduceOp::kMax);
+  for (const Ref<ProcessGroup>& g : groups_) g->all_reduce(t, ReduceOp::kMax, {}, site_);
 }
 
 std::string RangeRanks::text() const {

@@ -22,6 +22,7 @@ class RangeRanks {
   std::string text() const;
 
  private:
+  const CallSite site_;
   std::vector<Ref<ProcessGroup>> groups_;  // in the order of their first collectives
 };
 

@@ -122,4 +122,19 @@ void find_ranges(Program& p) {
   p.ranges_found = true;
 }
 
+uint64_t hash_of_cuts(const Program& p, const ProcessGroup& group, Device device) {
+  if (p.ranges.empty()) return 0;
+  uint64_t h = 0;
+  size_t range = 0, last = p.ranges.size();  // that of a step, if it lies behind its begin
+  for (int i = 0; i < int(p.steps.size()); ++i) {
+    while (range < p.ranges.size() && p.ranges[range].end <= i) ++range;
+    const Step& s = p.steps[size_t(i)];
+    if (!s.collective || s.device != device || &group_of(*s.prim) != &group) continue;
+    const bool captured = range < p.ranges.size() && p.ranges[range].begin <= i;
+    h = (h ^ (!captured ? 1 : range == last ? 2 : 3)) * 0x9e3779b97f4a7c15ull;
+    if (captured) last = range;
+  }
+  return h;
+}
+
 }  // namespace tessera::compiler

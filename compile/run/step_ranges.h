@@ -14,4 +14,9 @@ bool captures_steps(Device d);
 /// the first collectives on cards decide whether theirs can be captured.
 void find_ranges(Program& p);
 
+/// A hash of which calls of `group` on `device` lie in ranges, and which of them in one. Ranks of
+/// the group must have equal ones, since they decide together on each range that has such calls
+/// (range_ranks.h). 0: there is no range.
+uint64_t hash_of_cuts(const Program& p, const ProcessGroup& group, Device device);
+
 }  // namespace tessera::compiler

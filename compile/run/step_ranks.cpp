@@ -14,6 +14,12 @@ uint64_t mixed(uint64_t h, uint64_t x) { return (h ^ x) * 0x9e3779b97f4a7c15ull;
 
 }  // namespace
 
+GroupCalls& add_calls(std::vector<GroupCalls>& all, const Ref<ProcessGroup>& group, Device device) {
+  for (GroupCalls& c : all)
+    if (c.group == group && c.device == device) return c;
+  return all.emplace_back(group, device);
+}
+
 std::vector<GroupCalls> calls_on_devices(const Graph& graph) {
   std::vector<GroupCalls> all;
   for (const Node& n : graph.nodes) {
@@ -21,18 +27,27 @@ std::vector<GroupCalls> calls_on_devices(const Graph& graph) {
     const Meta& operand = graph[n.in[0]].meta;
     if (operand.device.is_cpu()) continue;
     const Ref<ProcessGroup> group(&group_of(*n.prim));
-    auto at = std::ranges::find_if(
-        all, [&](const GroupCalls& c) { return c.group == group && c.device == operand.device; });
-    if (at == all.end()) at = all.insert(at, {group, operand.device});
-    at->hash = mixed(at->hash, hash_collective(*n.prim, operand));
+    GroupCalls& calls = add_calls(all, group, operand.device);
+    calls.hash = mixed(calls.hash, hash_collective(*n.prim, operand));
   }
   return all;
 }
 
+void StepRanks::expect(std::vector<GroupCalls> groups) {
+  expected_ = std::move(groups);
+  for (GroupCalls& c : expected_) c.hash = c.cut = 0;
+}
+
 RunState StepRanks::agree(std::span<const GroupCalls> calls, RunState mine) {
+  const auto moved_by_nccl = [](const GroupCalls& c) {
+    return c.group->backend(c.device) == "nccl";
+  };
+  if (std::ranges::none_of(calls, moved_by_nccl)) return mine;
+  std::vector<GroupCalls> all_calls = expected_;
+  for (const GroupCalls& c : calls) add_calls(all_calls, c.group, c.device) = c;
   std::vector<const GroupCalls*> voters;
-  for (const GroupCalls& c : calls)
-    if (c.group->backend(c.device) == "nccl") voters.push_back(&c);
+  for (const GroupCalls& c : all_calls)
+    if (moved_by_nccl(c)) voters.push_back(&c);
   EagerScope eager;                     // a call may be recorded meanwhile
   const std::string* differ = nullptr;  // the first group whose ranks do
   // Ranks of one group may find out what those of another group have to know. So all groups compare
@@ -42,10 +57,12 @@ RunState StepRanks::agree(std::span<const GroupCalls> calls, RunState mine) {
   for (int turn = 0; turn < 2; ++turn) {
     std::vector<const GroupCalls*> again;
     for (const GroupCalls* c : left) {
-      const int64_t run = int64_t(mixed(c->hash, uint64_t(mine.stage)) >> 2);  // -run fits, too
+      const uint64_t cut = mine.stage > RunState::kByGraphs ? c->cut : 0;
+      const uint64_t hash = mixed(mixed(c->hash, cut), uint64_t(mine.stage));
+      const int64_t run = int64_t(hash >> 2);  // -run fits, too
       const Tensor all =
           from_values<int64_t>({run, -run, differ == nullptr, mine.can, !mine.moved, only}, {6});
-      c->group->all_reduce(all, ReduceOp::kMin);
+      c->group->all_reduce(all, ReduceOp::kMin, {}, site_);
       const auto v = all.values<int64_t>();
       if (!differ && (v[0] != -v[1] || !v[2])) differ = &c->group->name();
       mine.can = v[3], mine.moved = !v[4];
@@ -53,7 +70,6 @@ RunState StepRanks::agree(std::span<const GroupCalls> calls, RunState mine) {
     }
     left = std::move(again);
   }
-  if (voters.empty()) return mine;
   if (differ && voters[0]->group->rank() == 0)
     logging::warn(
         "compile: ranks of {} that call {} run it in different ways at the same time, so for the "

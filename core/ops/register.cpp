@@ -14,6 +14,7 @@ const OpRegistry& op_registry() {
     register_reduce_ops(*r);
     register_create_ops(*r);
     register_indexing_ops(*r);
+    register_bits_hash_ops(*r);
     register_sort_ops(*r);
     register_scan_ops(*r);
     register_contract_ops(*r);

@@ -11,6 +11,7 @@ void register_join_ops(OpRegistry& registry);
 void register_reduce_ops(OpRegistry& registry);
 void register_create_ops(OpRegistry& registry);
 void register_indexing_ops(OpRegistry& registry);
+void register_bits_hash_ops(OpRegistry& registry);
 void register_sort_ops(OpRegistry& registry);
 void register_scan_ops(OpRegistry& registry);
 void register_contract_ops(OpRegistry& registry);

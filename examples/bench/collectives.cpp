@@ -4,14 +4,17 @@
 // is not counted as slow transport. Only the call is timed, on every rank. The result is the mean
 // over ranks, since the rank that leaves the barrier first waits in the call for the others. On
 // cards, as nccl-tests does it, calls follow each other after the barrier, nobody waits before the
-// last, and the time is divided by their number.
+// last, and the time is divided by their number. "vote" is what the ranks of a compiled step agree
+// on before each run whose collectives NCCL moves; it is on the host, and timed alone.
 #include <fmt/core.h>
 
 #include <algorithm>
 
+#include "collectives/decorators/decorator.h"
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/process_group.h"
 #include "collectives/store/environment.h"
+#include "compile/run/step_ranks.h"
 #include "core/base/error.h"
 #include "core/base/parallel.h"
 #include "core/dispatch/default_device.h"
@@ -72,6 +75,27 @@ std::vector<Verb> verbs(ProcessGroup& g, int64_t bytes) {
                  },
                  1});
   return v;
+}
+
+// A group that says that NCCL moves its tensors, so that ranks without cards vote too.
+class SaysNccl final : public Decorator {
+ public:
+  using Decorator::Decorator;
+  std::string_view backend(Device) const override { return "nccl"; }
+
+ private:
+  Ref<ProcessGroup> decorate(Ref<ProcessGroup> group) override {
+    return make_ref<SaysNccl>(std::move(group));
+  }
+};
+
+// The vote before a run of a compiled step whose collectives are all of one group.
+Verb vote(ProcessGroup& g) {
+  const auto ranks = std::make_shared<compiler::StepRanks>("bench");
+  const std::vector<compiler::GroupCalls> calls{
+      {make_ref<SaysNccl>(Ref<ProcessGroup>(&g)), kCPU, 1}};
+  const compiler::RunState run{.stage = compiler::RunState::kByGraphs};
+  return {"vote", {}, [ranks, calls, run] { ranks->agree(calls, run); }, 0};
 }
 
 // Rank 0 decides how many calls fill the time, so that all ranks make the same number.
@@ -137,7 +161,7 @@ std::string way_of(ProcessGroup& g, Device device) {
 Json measure(ProcessGroup& g, const CollectiveOptions& o, Device device) {
   DeviceScope on_device(device);
   bool tell = g.rank() == 0;
-  std::vector<std::string> names{"barrier"};
+  std::vector<std::string> names{"barrier", "vote"};
   for (const Verb& v : verbs(g, o.min_bytes)) names.push_back(v.name);
   check_only("collectives", o.only, names);
   Json rows;
@@ -154,7 +178,8 @@ Json measure(ProcessGroup& g, const CollectiveOptions& o, Device device) {
   }
   auto row = [&](const Verb& v, int64_t bytes) {
     if (v.name.find(o.only) == std::string::npos) return;
-    Stats t = device.is_cpu() ? time_verb(g, v, o.seconds) : time_verb_on(device, g, v, o.seconds);
+    const bool by_card = !device.is_cpu() && v.name != "vote";
+    Stats t = by_card ? time_verb_on(device, g, v, o.seconds) : time_verb(g, v, o.seconds);
     if (!tell) return;
     double rate = double(bytes) / t.median * 1e-9;
     fmt::print("{:<18} {:>9} {:>12} {:>12} {:>12} {:>10.2f} {:>10.2f} {:>7}\n", v.name,
@@ -168,6 +193,7 @@ Json measure(ProcessGroup& g, const CollectiveOptions& o, Device device) {
                     {"bus_gbytes_per_s", rate * v.bus_factor}});
   };
   row({"barrier", {}, [&] { g.barrier(); }, 0}, 0);
+  row(vote(g), 0);
   for (int64_t bytes = o.min_bytes;; bytes = std::min(bytes * 8, o.max_bytes)) {
     for (const Verb& v : verbs(g, bytes)) row(v, bytes);
     if (bytes == o.max_bytes) break;

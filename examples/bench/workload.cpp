@@ -47,10 +47,10 @@ Workload::Workload(const WorkloadOptions& o, Ref<ProcessGroup> group) : precisio
   if (group && !o.fsdp) parallel::ddp(model_, {.group = std::move(group)});
   if (o.compile)
     compiled_ = std::make_unique<compiler::Compiled<Step>>(
-        [this](const Tensor& inputs, const Tensor& targets) {
-          return train_on({inputs, targets});
-        },
-        compiler::CompileOptions{.name = o.model, .names = model_->named_parameters()});
+        compile(Step([this](const Tensor& inputs, const Tensor& targets) {
+                  return train_on({inputs, targets});
+                }),
+                {.name = o.model, .names = model_->named_parameters()}));
 }
 
 /// Draws random values; images are channels-last.

@@ -7,8 +7,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/autograd/autograd.h"
 #include "core/base/boundary.h"
 #include "core/io/hash.h"
+#include "core/ops/bits_hash.h"
+#include "core/ops/views.h"
 #include "parallel/checkpoint/exchange.h"
 
 namespace tessera::checkpoint {
@@ -16,11 +19,26 @@ namespace {
 
 using io::Digest;
 
-// The description of a piece that ranks exchange.
-struct Entry {
+// What a rank says of a piece that it holds.
+struct Held {
   Digest which;  // hash of name, dtype and box
+  uint64_t on_card;
+};
+// The description of a piece that ranks compare.
+struct Entry {
+  Digest which;
   Digest bits;
 };
+
+// A piece that another rank holds too. `on_card`: one of these ranks holds it there.
+struct Shared {
+  const Piece* piece;
+  bool on_card;
+};
+
+bool is_on_card(const Piece& p) {
+  return p.values.defined() && !p.values.device().is_cpu() && !p.values.device().is_meta();
+}
 
 Digest which(const Piece& p) {
   Packer packer;
@@ -32,8 +50,29 @@ Digest which(const Piece& p) {
   return io::xxh128(text.data(), text.size());
 }
 
+// Hashes the bits of each piece where it is. Those of one card come to the host together.
+std::vector<Digest> hashes_by_bits(std::span<const Piece* const> pieces) {
+  const NoGrad off;
+  std::map<int, Tensors> hashes;  // by card
+  std::map<int, std::vector<size_t>> places;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Device device = pieces[i]->values.device();
+    const int on = int(device.kind) << 8 | uint8_t(device.index);
+    hashes[on].push_back(bits_hash(pieces[i]->values.detach()));
+    places[on].push_back(i);
+  }
+  std::vector<Digest> out(pieces.size());
+  for (const auto& [on, list] : hashes) {
+    const Tensor all = cat(list, 0).cpu();
+    const auto* words = all.values<int64_t>();
+    for (size_t k = 0; k < list.size(); ++k)
+      out[places[on][k]] = {uint64_t(words[2 * k]), uint64_t(words[2 * k + 1])};
+  }
+  return out;
+}
+
 // Hashes the hashes of each piece's blocks; threads share the blocks.
-std::vector<Digest> hashes_of(std::span<const Piece* const> pieces) {
+std::vector<Digest> hashes_on_host(std::span<const Piece* const> pieces) {
   constexpr uint64_t kBlock = 1 << 20;
   struct Block {
     const std::byte* data;
@@ -62,6 +101,16 @@ std::vector<Digest> hashes_of(std::span<const Piece* const> pieces) {
   return out;
 }
 
+std::vector<Digest> hashes_of(std::span<const Shared> pieces) {
+  std::vector<const Piece*> by_way[2];
+  for (const Shared& s : pieces) by_way[s.on_card].push_back(s.piece);
+  const std::vector<Digest> hashes[] = {hashes_on_host(by_way[0]), hashes_by_bits(by_way[1])};
+  std::vector<Digest> out;
+  size_t next[2] = {0, 0};
+  for (const Shared& s : pieces) out.push_back(hashes[s.on_card][next[s.on_card]++]);
+  return out;
+}
+
 // Returns the values of all ranks.
 template <class T>
 std::vector<std::vector<T>> all_gather(Exchange& exchange, const std::vector<T>& mine) {
@@ -79,15 +128,23 @@ struct HashOf {
 };
 
 // Returns those of `pieces` that another rank holds too.
-std::vector<const Piece*> shared(std::span<const Piece> pieces, Exchange& exchange) {
-  std::vector<Digest> mine;
-  for (const Piece& p : pieces) mine.push_back(which(p));
-  std::unordered_map<Digest, int, HashOf> holders;
+std::vector<Shared> shared(std::span<const Piece> pieces, Exchange& exchange) {
+  std::vector<Held> mine;
+  for (const Piece& p : pieces) mine.push_back({which(p), is_on_card(p)});
+  struct Holders {
+    int count = 0;
+    bool on_card = false;
+  };
+  std::unordered_map<Digest, Holders, HashOf> holders;
   for (const auto& held : all_gather(exchange, mine))
-    for (const Digest& d : held) ++holders[d];
-  std::vector<const Piece*> out;
+    for (const Held& h : held) {
+      Holders& all = holders[h.which];
+      ++all.count, all.on_card |= h.on_card != 0;
+    }
+  std::vector<Shared> out;
   for (size_t i = 0; i < pieces.size(); ++i)
-    if (holders[mine[i]] > 1) out.push_back(&pieces[i]);
+    if (const Holders& all = holders[mine[i].which]; all.count > 1)
+      out.push_back({&pieces[i], all.on_card});
   return out;
 }
 
@@ -113,12 +170,12 @@ ReplicasCompared compare_replicas(std::span<const Piece> all_pieces, ProcessGrou
   if (group.size() == 1) return {};
   Exchange exchange(&group, {});
   ReplicasCompared result;
-  const std::vector<const Piece*> pieces = shared(all_pieces, exchange);
+  const std::vector<Shared> pieces = shared(all_pieces, exchange);
   const std::vector<Digest> hashes = hashes_of(pieces);
   std::vector<Entry> mine;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    mine.push_back({which(*pieces[i]), hashes[i]});
-    result.bytes += pieces[i]->values.nbytes();
+    mine.push_back({which(*pieces[i].piece), hashes[i]});
+    result.bytes += pieces[i].piece->values.nbytes();
   }
   const std::vector<std::vector<Entry>> all = all_gather(exchange, mine);
 
@@ -135,18 +192,20 @@ ReplicasCompared compare_replicas(std::span<const Piece> all_pieces, ProcessGrou
   while (std::ranges::none_of(all[rank], differing)) ++rank;
   const size_t index = size_t(std::ranges::find_if(all[rank], differing) - all[rank].begin());
   const Digest piece = all[rank][index].which;
-  const bool told_here = size_t(group.rank()) == rank;
-  const std::vector<std::string> names = exchange.all_gather(
-      told_here ? pieces[index]->values.shape() == pieces[index]->global
-                      ? pieces[index]->name
-                      : pieces[index]->name + " " + to_string(pieces[index]->box())
-                : "");
+  std::string named;  // by the rank that names it: the hash and the piece
+  if (size_t(group.rank()) == rank) {
+    const auto& [p, on_card] = pieces[index];
+    named = fmt::format("{} {}{}", on_card ? "bits_hash" : "xxh128", p->name,
+                        p->values.shape() == p->global ? "" : " " + to_string(p->box()));
+  }
+  named = exchange.all_gather(named)[rank];
+  const std::string hash = named.substr(0, named.find(' '));
   std::vector<std::optional<std::string>> said(all.size());
   for (size_t r = 0; r < all.size(); ++r)
     for (const Entry& e : all[r])
-      if (e.which == piece) said[r] = "xxh128 " + io::to_string(e.bits);
+      if (e.which == piece) said[r] = hash + " " + io::to_string(e.bits);
   result.difference =
-      fmt::format("{}: {}{}", names[rank], who_has_what(said),
+      fmt::format("{}: {}{}", named.substr(hash.size() + 1), who_has_what(said),
                   differs.size() > 1 ? fmt::format("; {} more differ", differs.size() - 1) : "");
   return result;
 }

@@ -239,6 +239,21 @@ TEST(WaitGraph, HostsAreNamedWhereThereAreSeveral) {
   EXPECT_EQ(w.neighbours_of(6), "; ranks 0, 2 are on node0 too");
 }
 
+// Two machines that were cloned have one name, but other boots. Containers of one have their boot.
+TEST(WaitGraph, HostsOfOneNameAreToldApart) {
+  const std::vector<std::string> machines{"node a1 pid:1 0", "node b2 pid:1 0", "node a1 pid:2 0",
+                                          "other a1 pid:3 0", "node b2 pid:1 7"};
+  WaitFacts w = wait_in("world", {0, 1, 2, 3, 4}, 7, std::nullopt);
+  w.hosts = host_names(machines);
+  ASSERT_TRUE(w.hosts);
+  EXPECT_EQ(w.name_of_rank(0), "rank 0 on node");
+  EXPECT_EQ(w.name_of_rank(1), "rank 1 on node (2)");
+  EXPECT_EQ(w.neighbours_of(0), "; rank 2 is on node too");
+  EXPECT_EQ(w.neighbours_of(1), "; rank 4 is on node (2) too");
+  EXPECT_EQ(w.neighbours_of(3), "");
+  EXPECT_EQ(host_names(std::vector<std::string>{"node a1 pid:1 0", "node a1 pid:2 0"}), nullptr);
+}
+
 TEST(WaitGraph, RecordsComeBackAsTheyWereTold) {
   WaitRecord record{.beat = 12345678901234567u, .waits = {}, .work = {}};
   record.waits.push_back(wait_in("world/1.0", {0, 5, 7}, 3, Ranks{5}));

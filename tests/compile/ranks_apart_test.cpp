@@ -6,14 +6,13 @@
 
 #include <mutex>
 
-#include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
 #include "compile/compile.h"
 #include "core/backend/cuda/capture.h"
 #include "core/core.h"
 #include "core/dispatch/default_device.h"
 #include "tests/compile/op_on_card.h"
-#include "tests/support/on_card.h"
+#include "tests/support/ranks_on_cards.h"
 
 namespace tessera {
 namespace {
@@ -22,28 +21,23 @@ using test::op_between_graphs;
 using test::op_on_card;
 using test::OpOnCard;
 
-class RanksApartOnCard : public test::OnCard {
+class RanksApartOnCard : public test::RanksWithCards {
  protected:
   void SetUp() override {
-    OnCard::SetUp();
-    if (IsSkipped()) return;
-    if (runtime_of(card_).count() < 2) GTEST_SKIP() << "2 cards are needed";
-    OpOnCard::add();
+    RanksWithCards::SetUp();
+    if (!IsSkipped()) OpOnCard::add();
   }
   void TearDown() override { OpOnCard::when_run() = nullptr; }
 
   using Body = std::function<void(int rank, const Ref<ProcessGroup>& world)>;
-  // Runs `body` on two ranks with a deadline of a few seconds; returns what they said.
-  std::string on_two(const Body& body) {
+  // Runs `body` on two ranks; returns what they said.
+  std::string on_two(const Body& body) { return on_ranks(2, body); }
+  std::string on_ranks(int ranks, const Body& body) {
     testing::internal::CaptureStderr();
     std::string error;
     try {
-      run_ranks(2,
-                [&](ProcessGroup& group) {
-                  const DeviceScope scope({card_.kind, int8_t(group.rank())});
-                  body(group.rank(), world_group());
-                },
-                {.timeout = Millis(5000)});
+      run_on_cards(ranks, [&](ProcessGroup& group) { body(group.rank(), world_group()); },
+                   {.timeout = Millis(30000)});
     } catch (const std::exception& e) {
       error = e.what();
     }
@@ -260,6 +254,109 @@ TEST_F(RanksApartOnCard, AnOperandThatIsAnInputOnOneRank) {
     for (int k = 0; k < 8; ++k) expect_values(f(of(0.1 * k)), std::exp(0.2 * k) * 2);
     EXPECT_EQ(f.report().device_graphs, 1);
   });
+}
+
+// A rank alone does something between two collectives that cannot be captured, so that its step is
+// two graphs and the other's one.
+TEST_F(RanksApartOnCard, ARankCutsItsStepBetweenCollectives) {
+  for (const bool between : {true, false}) {
+    const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+      auto f = compile([&](const Tensor& x) {
+        const Tensor sum = all_reduce(sin(x), world);
+        const Tensor y = between && rank == 1 ? op_between_graphs(sum) : sum * 1.0;
+        return exp(all_reduce(sin(y), world)) * 2.0;
+      });
+      for (int k = 0; k < 7; ++k)
+        expect_values(f(of(0.1 * k)), std::exp(2 * std::sin(2 * std::sin(0.1 * k))) * 2);
+      EXPECT_EQ(f.report().device_graphs, !between);
+    });
+    EXPECT_EQ(count(said, kApart), between) << said;
+  }
+}
+
+// A rank alone reads a value between the collectives of two groups, so that it runs two graphs and
+// the other ranks one. It votes for the first graph in both groups all the same.
+TEST_F(RanksApartOnCard, ARankReadsBetweenTheCollectivesOfTwoGroups) {
+  for (const bool reads : {true, false}) {
+    const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+      const Ref<ProcessGroup> other = world->split(0);
+      auto f = compile([&](const Tensor& x) {
+        const Tensor sum = all_reduce(sin(x), world);
+        const double read = reads && rank == 1 ? sum.cpu().data<float>()[0] : 0;
+        return exp(all_reduce(sin(sum), other)) * 2.0 + read * 0.0;
+      });
+      for (int k = 0; k < 7; ++k)
+        expect_values(f(of(0.1 * k)), std::exp(2 * std::sin(2 * std::sin(0.1 * k))) * 2);
+      EXPECT_EQ(f.report().device_graphs, !reads);
+    });
+    EXPECT_EQ(count(said, kApart), reads) << said;
+  }
+}
+
+// The same of one rank of a grid, which is in a row and in a column: all four ranks are told.
+TEST_F(RanksApartOnCard, ARankOfAGridReadsBetweenTheCollectivesOfRowAndColumn) {
+  if (cards() < 4) GTEST_SKIP() << "4 cards are needed";
+  const std::string said = on_ranks(4, [&](int rank, const Ref<ProcessGroup>& world) {
+    const Ref<ProcessGroup> row = world->split(rank / 2), column = world->split(rank % 2);
+    auto f = compile([&](const Tensor& x) {
+      const Tensor sum = all_reduce(sin(x), row);
+      const double read = rank == 1 ? sum.cpu().data<float>()[0] : 0;
+      return exp(all_reduce(sin(sum), column)) * 2.0 + read * 0.0;
+    });
+    for (int k = 0; k < 7; ++k)
+      expect_values(f(of(0.1 * k)), std::exp(2 * std::sin(2 * std::sin(0.1 * k))) * 2);
+    EXPECT_EQ(f.report().device_graphs, 0);
+  });
+  EXPECT_GE(count(said, kApart), 1) << said;
+}
+
+// Two sizes make a graph for many sizes; the first one's own graph is launched again behind them.
+TEST_F(RanksApartOnCard, ManySizesAndOneSizeAgain) {
+  const std::string said = on_two([&](int, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sum(sin(x)), world)) * 2.0; });
+    const int64_t rows[] = {40, 40, 40, 40, 30, 30, 36, 34, 36, 40, 40, 32, 40, 40};
+    for (size_t k = 0; k < std::size(rows); ++k) {
+      const double value = 0.001 * double(k);
+      expect_values(f(of(value, rows[k])), std::exp(2 * double(rows[k]) * std::sin(value)) * 2);
+    }
+    EXPECT_GT(f.report().sizes, 0);
+    EXPECT_EQ(f.report().device_graphs, 1);
+  });
+  EXPECT_EQ(count(said, kApart), 0) << said;
+}
+
+// A call without collectives that one rank makes alone is no run of which the others know.
+TEST_F(RanksApartOnCard, ALoneCallBeforeTheFirstRun) {
+  const std::string said = on_two([&](int rank, const Ref<ProcessGroup>& world) {
+    auto f = compile([&](const Tensor& x, bool together) {
+      return together ? exp(all_reduce(sin(x), world)) * 2.0 : exp(sin(x));
+    });
+    for (int k = 0; k < 9; ++k) {
+      if (rank == 1 && (k == 0 || k == 4))
+        expect_values(f(of(0.1 * k), false), std::exp(std::sin(0.1 * k)));
+      expect_values(f(of(0.1 * k), true), std::exp(2 * std::sin(0.1 * k)) * 2);
+    }
+    EXPECT_EQ(f.report().device_graphs, 1);
+  });
+  EXPECT_EQ(count(said, kApart), 0) << said;
+}
+
+// What ranks decide on the host is called where the function was compiled.
+TEST_F(RanksApartOnCard, ErrorsNameTheLineThatCompiles) {
+  std::string errors[2];
+  const CallSite here = CallSite::current();
+  const auto body = [&](ProcessGroup& world) {
+    auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world_group())) * 2.0; });
+    for (int k = 0; k < 5; ++k) f(of(0.1 * k)).cpu();
+    try {
+      world.rank() == 0 ? void(f(of(1))) : world.barrier();
+    } catch (const CommError& e) {
+      errors[world.rank()] = e.what();
+    }
+  };
+  EXPECT_THROW(run_on_cards(2, body), CommError);
+  const std::string line = "ranks_apart_test.cpp:" + std::to_string(here.line() + 2);
+  for (const std::string& e : errors) EXPECT_NE(e.find(line), e.npos) << e;
 }
 
 }  // namespace

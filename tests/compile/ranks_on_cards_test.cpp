@@ -1,6 +1,8 @@
 // Compiled training steps of ranks that each have a card: NCCL's collectives are captured with the
 // kernels, so that a step is one graph, whatever the wrapper; where the host takes part in them, a
 // step is several. Loss, norm and parameters equal those of eager steps within rounding.
+#include "tests/support/ranks_on_cards.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +10,6 @@
 #include <functional>
 #include <optional>
 
-#include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
 #include "compile/compile.h"
 #include "core/backend/cuda/capture.h"
@@ -21,7 +22,6 @@
 #include "tests/compile/op_on_card.h"
 #include "tests/compile/wrapped_steps.h"
 #include "tests/cuda/counters.h"
-#include "tests/support/on_card.h"
 #include "tests/support/order_on_card.h"
 
 namespace tessera {
@@ -31,14 +31,13 @@ using test::wrapped::Case;
 using testing::Eq;
 using testing::Gt;
 
-class RanksOnCards : public test::OnCard {
+class RanksOnCards : public test::RanksWithCards {
  protected:
   // Compares compiled steps with eager ones; `graphs`: those that a compiled step launches.
   void compare(const Case& c, const testing::Matcher<int>& graphs, bool deterministic = false,
                compiler::CompileMode mode = compiler::CompileMode::kDefault) {
     if (cards() < c.ranks) GTEST_SKIP() << c.ranks << " cards are needed";
-    run_ranks(c.ranks, [&](ProcessGroup& group) {
-      const DeviceScope scope(card(group.rank()));
+    run_on_cards(c.ranks, [&](ProcessGroup& group) {
       const DeterministicScope bits(deterministic);
       int64_t data_rank = group.rank();
       if (!c.mesh.empty()) data_rank = init_device_mesh(c.mesh).coordinate(c.data_axis);
@@ -94,7 +93,6 @@ TEST_F(RanksOnCards, StepsBesideEachOtherAndBesideCollectives) {
 // What the collectives of a compiled step read and write lies in windows, where ranks lay it alike,
 // but for that of the loss, which is a result of the step.
 TEST_F(RanksOnCards, CollectivesOfCompiledStepsUseWindows) {
-  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   if (!test::order_of_driver()) GTEST_SKIP() << "a real card counts nothing";
   const auto runs = [](const char* where) {
     int64_t n = 0;
@@ -104,8 +102,7 @@ TEST_F(RanksOnCards, CollectivesOfCompiledStepsUseWindows) {
   };
   const auto count = [&](const Case& c) {
     std::array<int64_t, 2> counted{};  // of a rank in a step: in windows, outside
-    run_ranks(2, [&](ProcessGroup& group) {
-      const DeviceScope scope(card(group.rank()));
+    run_on_cards(2, [&](ProcessGroup& group) {
       int64_t data_rank = group.rank();
       if (!c.mesh.empty()) data_rank = init_device_mesh(c.mesh).coordinate(c.data_axis);
       test::wrapped::Training training(c, data_rank);
@@ -135,31 +132,27 @@ TEST_F(RanksOnCards, CollectivesOfCompiledStepsUseWindows) {
 // NCCL ends an aborted communicator, and what is registered there, once graphs with its calls are
 // destroyed; memory is freed behind that.
 TEST_F(RanksOnCards, MemoryOfAStepWhoseGroupIsAborted) {
-  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   testing::internal::CaptureStderr();
-  EXPECT_THROW(run_ranks(2,
-                         [&](ProcessGroup& group) {
-                           const DeviceScope scope(card(group.rank()));
-                           const Ref<ProcessGroup> world = world_group();
-                           auto f = compile([&](const Tensor& x) {
-                             return exp(all_reduce(sin(x), world)) * 2.0;
-                           });
-                           const Tensor x = full({40}, 0.1, {kF32, default_device()});
-                           for (int k = 0; k < 5; ++k) f(x).cpu();
-                           EXPECT_EQ(f.report().device_graphs, 1);
-                           group.barrier();
-                           group.abort("the test ends");
-                           f(x).cpu();
-                         }),
+  EXPECT_THROW(run_on_cards(2,
+                            [&](ProcessGroup& group) {
+                              const Ref<ProcessGroup> world = world_group();
+                              auto f = compile([&](const Tensor& x) {
+                                return exp(all_reduce(sin(x), world)) * 2.0;
+                              });
+                              const Tensor x = full({40}, 0.1, {kF32, default_device()});
+                              for (int k = 0; k < 5; ++k) f(x).cpu();
+                              EXPECT_EQ(f.report().device_graphs, 1);
+                              group.barrier();
+                              group.abort("the test ends");
+                              f(x).cpu();
+                            }),
                CommError);
   EXPECT_EQ(testing::internal::GetCapturedStderr().find("ncclMemFree"), std::string::npos);
 }
 
 // On another stream nothing else orders the two.
 TEST_F(RanksOnCards, ACallComesBehindTheGraphBeforeIt) {
-  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
-  run_ranks(2, [&](ProcessGroup& group) {
-    const DeviceScope scope(card(group.rank()));
+  run_on_cards(2, [&](ProcessGroup& group) {
     const Ref<ProcessGroup> world = world_group();
     const Stream beside = runtime_of(card_).copy_stream(group.rank(), 0);
     const auto on_the_other = [&](const std::function<void()>& body) {
@@ -182,9 +175,7 @@ TEST_F(RanksOnCards, ACallComesBehindTheGraphBeforeIt) {
 
 // Launches have to be all ranks': one that records a profile launches its graphs too.
 TEST_F(RanksOnCards, AProfileOfOneRank) {
-  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
-  run_ranks(2, [&](ProcessGroup& group) {
-    const DeviceScope scope(card(group.rank()));
+  run_on_cards(2, [&](ProcessGroup& group) {
     const Ref<ProcessGroup> world = world_group();
     auto f = compile([&](const Tensor& x) { return exp(all_reduce(sin(x), world)) * 2.0; });
     std::optional<Profiler> profile;
@@ -199,13 +190,11 @@ TEST_F(RanksOnCards, AProfileOfOneRank) {
 
 // Where one rank cannot capture a step, no rank launches graphs.
 TEST_F(RanksOnCards, ARankThatCannotCapture) {
-  if (cards() < 2) GTEST_SKIP() << "2 cards are needed";
   test::OpOnCard::add();
   test::OpOnCard::when_run() = [](const Stream& stream) {
     TESSERA_CHECK(stream.device.index == 0 || !cuda::is_capturing(), "it cannot be captured");
   };
-  run_ranks(2, [&](ProcessGroup& group) {
-    const DeviceScope scope(card(group.rank()));
+  run_on_cards(2, [&](ProcessGroup&) {
     const Ref<ProcessGroup> world = world_group();
     auto f = compile(
         [&](const Tensor& x) { return exp(all_reduce(test::op_on_card(sin(x)), world)) * 2.0; });
@@ -225,18 +214,17 @@ using Prepare = std::function<std::shared_ptr<void>(nn::Module&)>;
 
 // What two cards are given for one replay of a step of five layers: one graph, whose nodes are in
 // the order in which they were captured.
-class OverlapInGraphs : public test::OnTwoCards {
+class OverlapInGraphs : public test::RanksWithCards {
  protected:
   void SetUp() override {
-    OnTwoCards::SetUp();
+    RanksWithCards::SetUp();
     if (IsSkipped()) return;
     if (!test::order_of_driver()) GTEST_SKIP() << "a real card records no order";
   }
   std::vector<test::OrderOnCard> replay(const Prepare& prepare) {
     constexpr int64_t kWidth = 16;
     std::string recorded;
-    run_ranks(2, [&](ProcessGroup& g) {
-      const DeviceScope scope(card(g.rank()));
+    run_on_cards(2, [&](ProcessGroup& g) {
       auto model = nn::sequential();
       for (int i = 0; i < kLayers; ++i)
         model->push_back(nn::linear({.in = kWidth, .out = kWidth, .bias = false}));

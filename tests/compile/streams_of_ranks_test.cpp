@@ -7,7 +7,6 @@
 #include <mutex>
 #include <thread>
 
-#include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
 #include "compile/compile.h"
 #include "core/backend/cuda/capture.h"
@@ -18,7 +17,7 @@
 #include "tests/compile/bits.h"
 #include "tests/compile/op_on_card.h"
 #include "tests/compile/wrapped_steps.h"
-#include "tests/support/on_card.h"
+#include "tests/support/ranks_on_cards.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -49,10 +48,10 @@ void hold_up(const Stream& stream) {
       &ms);
 }
 
-class StreamsOfRanks : public test::OnTwoCards {
+class StreamsOfRanks : public test::RanksWithCards {
  protected:
   void SetUp() override {
-    OnTwoCards::SetUp();
+    RanksWithCards::SetUp();
     if (IsSkipped()) return;
     test::OpOnCard::add();
     test::OpOnCard::when_run() = hold_up;
@@ -77,11 +76,10 @@ class StreamsOfRanks : public test::OnTwoCards {
   }
   // The graphs that each call of a step launches, where ranks agree; their steps have shapes, and
   // entries on disk, of their own.
-  static std::vector<int> graphs(int calls = 11, bool reads = true) {
+  std::vector<int> graphs(int calls = 11, bool reads = true) {
     std::vector<int> of_rank[2];
-    run_ranks(2, [&](ProcessGroup& group) {
+    run_on_cards(2, [&](ProcessGroup& group) {
       const int rank = group.rank();
-      const DeviceScope scope({*find_device_kind("cuda"), int8_t(rank)});
       const Ref<ProcessGroup> world = world_group();
       const auto plain = [&](const Tensor& x) {
         const Tensor g = all_reduce(matmul(x, transpose(x, 0, 1)), world);
@@ -134,8 +132,7 @@ TEST_F(StreamsOfRanks, SeveralHaveTheBitsOfOne) {
     int64_t by_graphs[2] = {};
     for (const char* streams : {"one", "several"}) {
       setenv("TESSERA_COMPILE_STREAMS", streams, 1);
-      run_ranks(2, [&](ProcessGroup& group) {
-        const DeviceScope scope(card(group.rank()));
+      run_on_cards(2, [&](ProcessGroup& group) {
         test::wrapped::Training training(c, group.rank());
         auto step = compile([&](const std::vector<Tensor>& b) { return training.step(b); },
                             {.mode = CompileMode::kMaxAutotune});

@@ -12,8 +12,8 @@
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "tests/cuda/counters.h"
-#include "tests/support/on_card.h"
 #include "tests/support/order_on_card.h"
+#include "tests/support/ranks_on_cards.h"
 
 namespace tessera {
 namespace {
@@ -23,7 +23,7 @@ using test::OrderOnCard;
 constexpr int kLayers = 5;
 constexpr int64_t kWidth = 16;
 
-class ParallelOnCards : public test::OnTwoCards {};
+class ParallelOnCards : public test::RanksWithCards {};
 
 nn::SequentialPtr layers_on(Device device) {
   auto model = nn::sequential();

@@ -22,7 +22,7 @@
 #include "parallel/fp8.h"
 #include "parallel/fsdp.h"
 #include "parallel/tensor_parallel.h"
-#include "tests/support/on_card.h"
+#include "tests/support/ranks_on_cards.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::parallel {
@@ -324,7 +324,41 @@ TEST(Fp8Gather, TiedWeightsAreGatheredAsTheyAre) {
   });
 }
 
-class Fp8GatherOnCards : public test::OnTwoCards {};
+// A rank that alone wrote a weight computes its scale anew, and the others gather.
+void write_alone(ProcessGroup& group) {
+  auto model = make(in_eight_bits());
+  model->to(default_device());
+  fully_shard(*model, {.mesh = init_device_mesh({{"dp", group.size()}})});
+  const auto forward = [&] { sum((*model)(inputs(0).to(default_device()))).item<float>(); };
+  forward();
+  if (group.rank() == 1) {
+    NoGrad off;
+    fill_(local_of(model->parameters()[0]).detach(), 0.5);
+  }
+  forward();
+}
+std::string comm_error_of(FunctionRef<void()> f) {
+  try {
+    f();
+  } catch (const CommError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Fp8Gather, ARankThatWritesAWeightAloneIsNamed) {
+  const std::string error = comm_error_of([] { run_ranks(3, write_alone); });
+  expect_contains(error, "rank 1 called all_reduce(max, 6 elements of f32) at fsdp_fp8.cpp:");
+  expect_contains(error, "ranks 0, 2 called all_gather(");
+}
+
+class Fp8GatherOnCards : public test::RanksWithCards {};
+
+TEST_F(Fp8GatherOnCards, ARankThatWritesAWeightAloneIsNamed) {
+  const std::string error = comm_error_of([&] { run_on_cards(2, write_alone); });
+  expect_contains(error, "rank 1 called all_reduce(max, 6 elements of f32) at fsdp_fp8.cpp:");
+  expect_contains(error, "rank 0 called all_gather(");
+}
 
 // In NCCL's memory, from which groups of parameters are gathered by one launch.
 TEST_F(Fp8GatherOnCards, TrainingHasTheBitsOfWholeWeights) {

@@ -130,10 +130,10 @@ class Bench(Folder):
         rows = {(row["verb"], row["bytes"]): row for row in result["rows"]}
         factors = {"all_reduce": 1, "all_gather": 1 / 2, "reduce_scatter": 1 / 2, "all_to_all": 1 / 2, "gather": 1 / 2, "scatter": 1 / 2,
                    "broadcast": 1, "reduce": 1, "send_recv": 1, "all_reduce bucket": 1}  # 2 (n - 1) / n, (n - 1) / n, 1
-        self.assertEqual(set(rows), {("barrier", 0), *((verb, size) for verb in factors for size in (4096, 32768))})
+        self.assertEqual(set(rows), {("barrier", 0), ("vote", 0), *((verb, size) for verb in factors for size in (4096, 32768))})
         for (verb, size), row in rows.items():
             self.assertAlmostEqual(row["gbytes_per_s"] * row["us"]["median"] * 1e3, size)
-            if verb != "barrier":
+            if verb not in ("barrier", "vote"):
                 self.assertAlmostEqual(row["bus_gbytes_per_s"] / row["gbytes_per_s"], factors[verb])
         # Two ranks on one card, and ranks that are threads.
         for device, ranks, backend in (("cuda:0", 2, "shm, staged"), ("cuda:0", 0, "loopback, staged"), ("cuda", 0, "nccl")):

@@ -1,8 +1,10 @@
 // Sums and other reductions, joins, and updates of parameters.
 #include "core/autograd/autograd.h"
+#include "core/ops/bits_hash.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
+#include "core/ops/samples.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "tests/support/large_cases.h"
@@ -45,6 +47,12 @@ void add_all_reductions(LargeCases& cases, const Shape& shape, const Dims& dims)
 }  // namespace
 
 void add_reductions(LargeCases& cases) {
+  for (int64_t n : {4096, 70001})
+    cases.push_back({"bits_hash of " + std::to_string(n),
+                     {sample_integers({n}, -100, 100, 1)},
+                     [](const List& in) { return List{bits_hash(in[0])}; },
+                     1,
+                     false});
   for (int64_t n : {31, 32, 33, 1023, 1024, 1025, 65535, 65536, 65537, 131073})
     add_all_reductions(cases, {n}, {});
   for (auto [n, inner] : {std::pair<int64_t, int64_t>{31, 255}, {32, 256}, {33, 257}, {300, 257}})

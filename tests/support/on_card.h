@@ -23,13 +23,4 @@ class OnCard : public testing::Test {
   Device card_;
 };
 
-/// The tests of a fixture need two cards.
-class OnTwoCards : public OnCard {
- protected:
-  void SetUp() override {
-    OnCard::SetUp();
-    if (!IsSkipped() && cards() < 2) GTEST_SKIP() << "2 cards are needed";
-  }
-};
-
 }  // namespace tessera::test

@@ -1,5 +1,6 @@
-// Reductions, cat and unslice: geometry here, loops in kernels/reduce.cpp. Runs of adjacent reduced
-// dims are reduced one after the other, the innermost first, each as [outer, n, inner].
+// Reductions, bits_hash, cat and unslice: geometry here, loops in kernels/reduce.cpp. Runs of
+// adjacent reduced dims are reduced one after the other, the innermost first, each as [outer, n,
+// inner].
 #include <algorithm>
 #include <cstring>
 
@@ -11,6 +12,11 @@
 #include "core/ops/dim_attributes.h"
 #include "core/ops/reduce_attributes.h"
 #include "core/primitive/primitive_of.h"
+// Each text needs the one before it.
+// clang-format off
+#include "core/ops/functors/prelude.h"
+#include "core/ops/functors/bits_hash.h"
+// clang-format on
 
 namespace tessera::cpu {
 namespace {
@@ -119,6 +125,21 @@ void cat_rows(std::span<const Tensor> in, const Tensor& out, int64_t rows) {
   });
 }
 
+void run_bits_hash(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
+                   Workspace, const Stream&) {
+  const uint64_t bytes = in[0].nbytes(), words = bytes / 8;
+  const auto* data = static_cast<const char*>(in[0].raw_values());
+  fn::BitsHash hash;
+  for (uint64_t i = 0; i < words; ++i) {
+    uint64_t word;
+    std::memcpy(&word, data + 8 * i, 8);
+    fn::add_word(hash, word, i);
+  }
+  if (bytes % 8) fn::add_word(hash, fn::word_of<unsigned char>(data, words, bytes), words);
+  fn::add_word(hash, bytes, (bytes + 7) / 8);
+  out[0].data<int64_t>()[0] = int64_t(hash.first), out[0].data<int64_t>()[1] = int64_t(hash.second);
+}
+
 void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
              Workspace, const Stream&) {
   int dim = attributes_of<CatAttributes>(prim).dim;
@@ -154,6 +175,7 @@ void run_unslice(const Primitive& prim, std::span<const Tensor> in, std::span<co
 void register_reduce(KernelTable& t) {
   for (int kind = 0; kind <= int(ReduceKind::kAll); ++kind)
     t.add(DeviceKind::kCPU, name_of(ReduceKind(kind)), {plan_dense, run_reduce});
+  t.add(DeviceKind::kCPU, "bits_hash", {plan_dense, run_bits_hash});
   t.add(DeviceKind::kCPU, "cat", {nullptr, run_cat});
   t.add(DeviceKind::kCPU, "unslice", {nullptr, run_unslice});
 }

@@ -40,9 +40,9 @@ std::vector<Instance> pointwise_instances() {
   return all;
 }
 
-std::vector<Instance> transpose_instances() {
+std::vector<Instance> of_bytes(Instance (*make)(int)) {
   std::vector<Instance> all;
-  for (int bytes : {1, 2, 4, 8}) all.push_back(transpose_instance(bytes));
+  for (int bytes : {1, 2, 4, 8}) all.push_back(make(bytes));
   return all;
 }
 
@@ -143,9 +143,10 @@ std::vector<Instance> of_dtypes(Instance (*make)(DType), const DType (&dtypes)[N
 std::vector<KernelText> all_kernel_texts() {
   std::vector<KernelText> texts;
   add(texts, "pointwise", pointwise_instances(), 24);
-  add(texts, "transpose", transpose_instances(), 4);
+  add(texts, "transpose", of_bytes(transpose_instance), 4);
   add(texts, "reduce", reduce_instances(), 12);
   add(texts, "extreme", by_dtype(extreme_instance), 16);
+  add(texts, "bits_hash", of_bytes(bits_hash_instance), 4);
   add(texts, "rows", by_hold(rows_instance, row_holds), 1);
   add(texts, "norm_grad", by_hold(norm_grad_instance, norm_grad_holds), 2);
   add(texts, "losses", by_hold(loss_instance, loss_holds), 4);

@@ -333,6 +333,17 @@ struct ScanCall {
   int reverse, packs;
 };
 
+// ---- bits_hash.cu ----
+
+/// blocks: `words` words of 8 bytes, the last of which may have less, of `bytes` bytes at `in`;
+/// out [blocks, 2]. join: in [parts, 2], of the same words; out [2].
+struct BitsHashCall {
+  const void* in;
+  unsigned long* out;
+  unsigned long words, bytes;
+  unsigned parts;
+};
+
 // ---- pool.cu ----
 
 /// One spatial dim: extents of x and y, and the windows; dims that are missing have 1 of everything

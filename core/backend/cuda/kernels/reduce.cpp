@@ -61,6 +61,10 @@ Instance extreme_instance(bool largest, DType in) {
       {{"LARGEST", largest ? "true" : "false"}, {"IN", std::string(element_type(name_of(in)))}}};
 }
 
+Instance bits_hash_instance(int bytes) {
+  return {fmt::format("bits_hash_{}", bytes), {{"T", std::string(bits_type(bytes))}}};
+}
+
 std::vector<ReduceLaunch> reduce_launches(int64_t outer, int64_t n, int64_t inner, DType in,
                                           DType partial, bool aligned) {
   std::vector<ReduceLaunch> launches;

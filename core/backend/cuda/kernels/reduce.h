@@ -1,5 +1,6 @@
-// The host's side of reduce.cu and extreme.cu: instances, and the launches of a reduction of
-// [outer, n, inner]. Several runs of reduced dims are reduced one after the other, innermost first.
+// The host's side of reduce.cu, extreme.cu and bits_hash.cu: instances, and the launches of a
+// reduction of [outer, n, inner]. Several runs of reduced dims are reduced one after the other,
+// innermost first.
 #pragma once
 #include <cstdint>
 
@@ -13,6 +14,10 @@ namespace tessera::cuda {
 Instance reduce_instance(std::string_view join, DType in, DType out);
 /// Entry `positions`; results are i64.
 Instance extreme_instance(bool largest, DType in);
+
+/// Entries `blocks`, of any number of blocks of 256 threads, and `join`, of one; `in` of the first
+/// is aligned to `bytes`: 1, 2, 4 or 8.
+Instance bits_hash_instance(int bytes);
 
 /// One launch. All but the last write partial results [outer, pieces, inner] of `partial` elements
 /// in the compute type, which the next reads with n = pieces; pointers are for the caller to set.

@@ -26,6 +26,7 @@ constexpr Family kFamilies[] = {
     {"transpose", ""},
     {"reduce", ""},
     {"extreme", ""},
+    {"bits_hash", "bits_hash.h"},
     {"rows", "math.h", "held_rows.h"},
     {"norm_grad", "math.h", "held_rows.h"},
     {"losses", "math.h", "held_rows.h"},

@@ -3,6 +3,8 @@
 // written.
 #include "core/backend/cuda/ops/reduce.h"
 
+#include <algorithm>
+
 #include "core/backend/cuda/kernels/reduce.h"
 #include "core/backend/cuda/ops/kernels.h"
 #include "core/backend/cuda/ops/pointwise.h"
@@ -24,6 +26,29 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
                 Workspace, const Stream& stream) {
   const auto& a = attributes_of<ReduceAttributes>(prim);
   reduce_dims(name_of(a.kind), in[0], a.mask, out[0], stream);
+}
+
+// The largest number of bytes up to 8 that the address is a multiple of.
+int alignment_of(const void* p) {
+  const auto at = reinterpret_cast<uintptr_t>(p);
+  int bytes = 8;
+  while (at % uintptr_t(bytes)) bytes /= 2;
+  return bytes;
+}
+
+void run_bits_hash(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
+                   Workspace, const Stream& stream) {
+  constexpr int64_t kThreads = 256, kWordsOfAThread = 16, kMostBlocks = 2048;
+  BitsHashCall c{};
+  c.in = in[0].device_data(), c.bytes = in[0].nbytes(), c.words = (c.bytes + 7) / 8;
+  c.parts = unsigned(
+      std::clamp<int64_t>(int64_t(c.words) / (kThreads * kWordsOfAThread), 1, kMostBlocks));
+  const std::string name = bits_hash_instance(alignment_of(c.in)).name;
+  const Tensor parts = empty({c.parts, 2}, kI64, stream.device);
+  c.out = static_cast<unsigned long*>(parts.device_data());
+  launch(name, "blocks", {{c.parts, 1, 1}, {kThreads, 1, 1}, 0}, stream, c);
+  c.in = parts.device_data(), c.out = static_cast<unsigned long*>(out[0].device_data());
+  launch(name, "join", {{1, 1, 1}, {kThreads, 1, 1}, 0}, stream, c);
 }
 
 }  // namespace
@@ -70,6 +95,7 @@ void register_reduce(KernelTable& table) {
   const DeviceKind cuda = register_cuda();
   for (int kind = 0; kind <= int(ReduceKind::kAll); ++kind)
     table.add(cuda, name_of(ReduceKind(kind)), {.plan = plan_dense, .run = run_reduce});
+  table.add(cuda, "bits_hash", {.plan = plan_dense, .run = run_bits_hash});
 }
 
 }  // namespace tessera::cuda
