@@ -83,7 +83,8 @@ Ref<Work> FaultGroup::submit_another(const Collective& c) {
 
 Ref<Work> FaultGroup::submit(const Collective& c) {
   const Fault& f = state_->fault;
-  bool counts = inner_->global_rank(inner_->rank()) == f.rank && (!f.kind || *f.kind == c.kind);
+  bool counts = inner_->size() > 1 && inner_->global_rank(inner_->rank()) == f.rank &&
+                (!f.kind || *f.kind == c.kind);
   if (!counts || ++state_->calls != f.n) return inner_->submit(c);
   logging::warn("fault injected at call {} of {} on rank {}", f.n, name_of(c.kind), f.rank);
   switch (f.action) {

@@ -1,5 +1,6 @@
 // Fault injection: one rank misbehaves at its n-th call of a verb, so that tests see how its peers
-// react. A fault happens once, counted over the group and its sub-groups.
+// react. A fault happens once, counted over the group and its sub-groups; calls of groups of one
+// rank, which have no peers, do not count.
 #pragma once
 #include <atomic>
 #include <optional>

@@ -125,8 +125,8 @@ def run_round(args, strategy, kind, index, folder):
     if job.returncode != status:
         wrong.append(f"exit status {job.returncode}, not {status}")
     for rank in range(size):
-        # Reports of calls say which they are; memory of a group is allocated without a number.
-        report = "#|allocate on|init_process_group|store|checkpoint"
+        # Reports of calls have numbers; what a group does to begin or to allocate memory has none.
+        report = "#|(allocate|init) on|init_process_group|store|checkpoint"
         lines = [line for line in text.splitlines() if line.startswith(f"[rank{rank}] ") and re.search(report, line)]
         names = {"mismatch": rf"ranks made different calls|\brank {victim}\b", "hang": "not all of its data has come|they wait for each other"}
         if rank != victim and not any(re.search(names.get(kind, rf"\brank {victim}\b"), line) for line in lines):
