@@ -355,23 +355,6 @@ TEST_F(CudnnGraphs, EnginesAreFoundAgainByIndexAndKnobs) {
 
 // ---- executions, on a card
 
-class CudnnOnDevice : public OnDevice {
- protected:
-  void SetUp() override {
-    OnDevice::SetUp();
-    if (const std::string why = why_no_cudnn(); !why.empty()) GTEST_SKIP() << why;
-    ASSERT_EQ(cudnn().create(&handle), Status::kSuccess);
-    ASSERT_EQ(cudnn().set_stream(handle, stream), Status::kSuccess);
-  }
-  void TearDown() override {
-    OnDevice::TearDown();
-    if (handle) {
-      EXPECT_EQ(cudnn().destroy(handle), Status::kSuccess);
-    }
-  }
-  Handle handle = nullptr;
-};
-
 // A 2 x 2 convolution of ones, by every engine that compiles: each place sums what it sees.
 TEST_F(CudnnOnDevice, AConvolutionSums) {
   const Numbers x{1, 4, 3, 3}, w{8, 4, 2, 2}, y{1, 8, 2, 2};

@@ -155,4 +155,22 @@ inline int compiling(const Thing& graph, const Thing& device) {
   return good;
 }
 
+/// With a handle on the stream.
+class CudnnOnDevice : public OnDevice {
+ protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    if (const std::string why = why_no_cudnn(); !why.empty()) GTEST_SKIP() << why;
+    ASSERT_EQ(cudnn().create(&handle), Status::kSuccess);
+    ASSERT_EQ(cudnn().set_stream(handle, stream), Status::kSuccess);
+  }
+  void TearDown() override {
+    OnDevice::TearDown();
+    if (handle) {
+      EXPECT_EQ(cudnn().destroy(handle), Status::kSuccess);
+    }
+  }
+  Handle handle = nullptr;
+};
+
 }  // namespace vgpu_test

@@ -11,6 +11,8 @@ namespace vgpu {
 struct VirtualDriver {
   SubmitWork* submit;
   CurrentDevice* current_device;
+  tessera::cuda::Result (*driver_version)(int*);
+  tessera::cuda::Result (*device_attribute)(int*, tessera::cuda::DeviceAttribute, int device);
 };
 
 /// Null where the program has no virtual driver. It may ask before it loads that, and again
@@ -23,6 +25,10 @@ inline const VirtualDriver* virtual_driver() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (!library) return nullptr;
   driver.current_device = reinterpret_cast<CurrentDevice*>(dlsym(library, "vgpu_current_device"));
+  driver.driver_version =
+      reinterpret_cast<decltype(driver.driver_version)>(dlsym(library, "cuDriverGetVersion"));
+  driver.device_attribute =
+      reinterpret_cast<decltype(driver.device_attribute)>(dlsym(library, "cuDeviceGetAttribute"));
   driver.submit = reinterpret_cast<SubmitWork*>(dlsym(library, "vgpu_submit"));
   return driver.submit ? &driver : nullptr;
 }

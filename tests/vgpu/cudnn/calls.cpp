@@ -108,9 +108,9 @@ Status refuse(Status status, const char* call, const std::string& why) {
   last_error = why;
   return status;
 }
-Status unsupported(const std::string& why) {
+Status unsupported(const std::string& why, Status status) {
   last_error = why;
-  return Status::kNotSupported;
+  return status;
 }
 
 Status requested(const char* call) {
@@ -211,7 +211,9 @@ Status cudnnBackendFinalize(Descriptor descriptor) {
   auto* d = static_cast<DescriptorObject*>(descriptor);
   if (!is_descriptor(d)) return refuse(Status::kBadParam, __func__, "no descriptor");
   if (d->type == kPlan)
-    if (const Status s = requested("cudnn plan"); s != Status::kSuccess) return s;
+    if (const Status s = requested(d->has(kPlanText) ? "cudnn text" : "cudnn plan");
+        s != Status::kSuccess)
+      return s;
   return finish(*d);
 }
 

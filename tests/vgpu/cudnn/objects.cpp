@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "tests/vgpu/cuda/virtual_driver.h"
+
 namespace vgpu::dnn {
 
 namespace {
@@ -21,7 +23,7 @@ struct Row {
   { d, a, t, 1, true }
 #define MAY(d, a, t) \
   { d, a, t, 1, false }
-constexpr int64_t kMostDims = 12, kMany = 1 << 20;
+constexpr int64_t kMostDims = 12, kMany = 1 << 20, kMostText = 1 << 28;
 constexpr Row kRows[] = {
     MAY(kTensor, kTensorType, kTypeDataType),
     {kTensor, kTensorDims, kTypeInt64, kMostDims, true},
@@ -97,13 +99,15 @@ constexpr Row kRows[] = {
     ONE(kEngine, kEngineIndex, kTypeInt64),
     MAY(kEngine, kEngineDevice, kTypeDescriptor),
     {kEngine, kEngineNotes, kTypeNumericalNote, kMany, false},
+    {kEngine, kEngineBehavior, kTypeBehaviorNote, kMany, false},
     ONE(kKnobChoice, kKnobType, kTypeKnob),
     ONE(kKnobChoice, kKnobValue, kTypeInt64),
     ONE(kEngineConfig, kConfigEngine, kTypeDescriptor),
     {kEngineConfig, kConfigKnobs, kTypeDescriptor, kMany, false},
     MAY(kPlan, kPlanHandle, kTypeHandle),
-    ONE(kPlan, kPlanConfig, kTypeDescriptor),
+    MAY(kPlan, kPlanConfig, kTypeDescriptor),
     MAY(kPlan, kPlanDevice, kTypeDescriptor),
+    {kPlan, kPlanText, kTypeChar, kMostText, false},
     MAY(kPlan, kPlanWorkspace, kTypeInt64),
     {kVariantPack, kPackUids, kTypeInt64, kMany, true},
     {kVariantPack, kPackPointers, kTypePointer, kMany, true},
@@ -260,36 +264,84 @@ Why finish_graph(DescriptorObject& d) {
   return why;
 }
 
+DeviceProfile profile_of(Handle handle) {
+  const VirtualDriver& driver = *virtual_driver();
+  const auto number = [&](DeviceAttribute a) {
+    int n = 0;
+    driver.device_attribute(&n, a, handle->device);
+    return int64_t{n};
+  };
+  int version = 0;
+  driver.driver_version(&version);
+  return {100 * number(DeviceAttribute::kCapabilityMajor) +
+              10 * number(DeviceAttribute::kCapabilityMinor),
+          number(DeviceAttribute::kMultiprocessors), version};
+}
+
 // Only graphs of one card or of a described device are compiled.
-Why check_device(const DescriptorObject& d, int handle, int properties, int* device) {
+Why check_device(const DescriptorObject& d, int handle, int properties, DescriptorObject* plan) {
   const Handle h = d.value<Handle>(handle);
   if (h && !is_handle(h)) return "no handle, or one that was destroyed";
   const DescriptorObject* p = nullptr;
   if (!h && take(d, properties, kDeviceProperties, &p) != "")
     return "neither a handle nor a device";
-  if (device) *device = h ? h->device : -1;
+  if (plan) plan->device = h ? h->device : -1, plan->profile = h ? profile_of(h) : p->profile;
   return "";
+}
+
+void put(DescriptorObject& to, int attribute, int type, int64_t count, const void* values) {
+  AttributeValue& v = to.attributes[attribute];
+  v.type = type, v.count = count;
+  const char* first = static_cast<const char*>(values);
+  v.bytes.assign(first, first + static_cast<size_t>(count) * element_bytes(type));
+}
+
+// A plan that was made says of its own how it is made again.
+void describe(DescriptorObject& plan) {
+  const auto workspace = static_cast<int64_t>(engine_kind(plan.engine.index)->workspace);
+  put(plan, kPlanWorkspace, kTypeInt64, 1, &workspace);
+  if (plan.has(kPlanText)) return;
+  const std::string text = write_plan({*plan.graph, plan.engine, plan.profile});
+  put(plan, kPlanText, kTypeChar, static_cast<int64_t>(text.size()), text.data());
+}
+
+bool traces_plans() { return std::getenv("VGPU_TRACE_PLANS"); }
+
+Status finish_plan_of_text(DescriptorObject& d) {
+  const auto text = d.list<char>(kPlanText);
+  PlanInfo plan;
+  Why why;
+  const Status s = read_plan({text.data(), text.size()}, d.profile, plan, why);
+  if (s == Status::kNotSupported || s == Status::kOtherDevice) return unsupported(why, s);
+  if (s != Status::kSuccess) return refuse(s, "cudnnBackendFinalize", why);
+  if (traces_plans())
+    std::fprintf(stderr, "vgpu: plan by its text, engine %d\n",
+                 static_cast<int>(plan.engine.index));
+  d.graph = std::make_shared<GraphInfo>(std::move(plan.graph)), d.engine = plan.engine;
+  describe(d);
+  return Status::kSuccess;
 }
 
 Status finish_plan(DescriptorObject& d) {
   const DescriptorObject* config = nullptr;
   constexpr const char* kCall = "cudnnBackendFinalize";
-  if (const Why why = take(d, kPlanConfig, kEngineConfig, &config); !why.empty())
-    return refuse(Status::kNotFinalized, kCall, why);
-  if (const Why why = check_device(d, kPlanHandle, kPlanDevice, &d.device); !why.empty())
+  if (!d.has(kPlanText)) {
+    if (const Why why = take(d, kPlanConfig, kEngineConfig, &config); !why.empty())
+      return refuse(Status::kNotFinalized, kCall, why);
+  } else if (d.has(kPlanConfig)) {
+    return refuse(Status::kBadParam, kCall, "a plan has a configuration or a text, not both");
+  }
+  if (const Why why = check_device(d, kPlanHandle, kPlanDevice, &d); !why.empty())
     return refuse(Status::kBadParam, kCall, why);
+  if (!config) return finish_plan_of_text(d);
   const EngineKind* kind = engine_kind(config->engine.index);
-  if (std::getenv("VGPU_TRACE_PLANS"))
+  if (traces_plans())
     std::fprintf(stderr, "vgpu: plan by engine %d\n", static_cast<int>(kind->index));
   if (!kind->compiles)
     return unsupported("engine " + number(kind->index) + " does not compile anything");
   if (const Why why = unsupported_by_all(*config->graph); !why.empty()) return unsupported(why);
   d.graph = config->graph, d.engine = config->engine;
-  d.attributes[kPlanWorkspace] = {};
-  AttributeValue& bytes = d.attributes[kPlanWorkspace];
-  const auto workspace = static_cast<int64_t>(kind->workspace);
-  bytes.type = kTypeInt64, bytes.count = 1, bytes.bytes.resize(8);
-  std::memcpy(bytes.bytes.data(), &workspace, 8);
+  describe(d);
   return Status::kSuccess;
 }
 
@@ -318,12 +370,6 @@ Why finish_pack(const DescriptorObject& d) {
   std::sort(uids.begin(), uids.end());
   const bool twice = std::adjacent_find(uids.begin(), uids.end()) != uids.end();
   return twice ? "a number twice" : "";
-}
-
-void put(DescriptorObject& to, int attribute, int type, const void* value) {
-  AttributeValue& v = to.attributes[attribute];
-  v.type = type, v.count = 1, v.bytes.resize(element_bytes(type));
-  std::memcpy(v.bytes.data(), value, v.bytes.size());
 }
 
 }  // namespace
@@ -364,9 +410,7 @@ Status finish(DescriptorObject& d) {
     case kVariantPack: why = finish_pack(d); break;
     case kDeviceProperties: {
       const auto text = d.list<char>(kDeviceJson);
-      const std::string_view json(text.data(), text.size());
-      if (!json.starts_with('{') || json.find("\"maxGridSize\"") == json.npos)
-        why = "no description of a device";
+      if (!read_profile({text.data(), text.size()}, d.profile)) why = "no description of a device";
       break;
     }
     default: why = finish_operation(d);
@@ -442,11 +486,17 @@ Status cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type, 
     return is_descriptor(to) && to->type == of_type && !to->finished ? to : nullptr;
   };
   if (attribute == kHeuristicsResults) return suggest(*d, most, count, values);
+  if (attribute == kPlanConfig) {
+    DescriptorObject* to = object(kEngineConfig);
+    if (!to) return refuse(Status::kBadParam, __func__, "no place for a configuration");
+    to->graph = d->graph, to->engine = d->engine, to->finished = true, *count = 1;
+    return Status::kSuccess;
+  }
   if (attribute == kConfigEngine) {
     DescriptorObject* to = object(kEngine);
     if (!to) return refuse(Status::kBadParam, __func__, "no place for an engine");
     to->graph = d->graph, to->engine = d->engine, to->finished = true, *count = 1;
-    put(*to, kEngineIndex, kTypeInt64, &d->engine.index);
+    put(*to, kEngineIndex, kTypeInt64, 1, &d->engine.index);
     return Status::kSuccess;
   }
   if (attribute == kConfigKnobs) {
@@ -454,7 +504,8 @@ Status cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type, 
     DescriptorObject* to = object(kKnobChoice);
     if (!to) return refuse(Status::kBadParam, __func__, "no place for a knob");
     const int knob = 2;
-    put(*to, kKnobType, kTypeKnob, &knob), put(*to, kKnobValue, kTypeInt64, &d->engine.knob);
+    put(*to, kKnobType, kTypeKnob, 1, &knob);
+    put(*to, kKnobValue, kTypeInt64, 1, &d->engine.knob);
     to->finished = true, *count = 1;
     return Status::kSuccess;
   }
@@ -464,7 +515,15 @@ Status cudnnBackendGetAttribute(Descriptor descriptor, int attribute, int type, 
     if (note >= 0 && values && most) *static_cast<int*>(values) = note;
     return Status::kSuccess;
   }
+  if (attribute == kEngineBehavior) {
+    *count = compiles_code(*d->graph);
+    if (*count && values && most) *static_cast<int*>(values) = kNoteRuntimeCompilation;
+    return Status::kSuccess;
+  }
   const auto it = d->attributes.find(attribute);
+  if (attribute == kPlanText && values && most < it->second.count)
+    return refuse(Status::kSizeInsufficient, __func__,
+                  "the text has " + number(it->second.count) + " bytes, not " + number(most));
   *count = it == d->attributes.end() ? 0 : it->second.count;
   if (values && most) {
     *count = std::min(*count, most);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/backend/cuda/cudnn_api.h"
-#include "tests/vgpu/cudnn/graph.h"
+#include "tests/vgpu/cudnn/plan_text.h"
 
 namespace tessera::cuda::dnn {
 struct HandleObject {
@@ -35,8 +35,9 @@ struct DescriptorObject {
   TensorInfo tensor;
   Operation operation;
   std::shared_ptr<const GraphInfo> graph;
-  EngineInfo engine;  // of engines, configurations and plans
-  int device = -1;    // of a plan: its handle's; -1: a described one
+  EngineInfo engine;      // of engines, configurations and plans
+  int device = -1;        // of a plan: its handle's; -1: a described one
+  DeviceProfile profile;  // of devices and plans
 
   bool has(int attribute) const { return attributes.contains(attribute); }
   template <class T>
@@ -61,7 +62,7 @@ struct DescriptorObject {
 /// Keeps what the thread's last error says; a caller's mistake is also printed.
 Status refuse(Status status, const char* call, const std::string& why);
 /// As refuse, for an answer that is no mistake: a graph that is not supported.
-Status unsupported(const std::string& why);
+Status unsupported(const std::string& why, Status status = Status::kNotSupported);
 /// The error that VGPU_FAIL asks of this call, else kSuccess.
 Status requested(const char* call);
 bool is_handle(Handle handle);

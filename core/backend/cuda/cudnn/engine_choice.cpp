@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/backend/cuda/context.h"
+#include "core/backend/cuda/cudnn/kept_plans.h"
 #include "core/backend/cuda/stream.h"
 #include "core/base/env.h"
 #include "core/io/tuned_choices.h"
@@ -28,12 +29,13 @@ const io::TunedChoices& on_disk() {
   return all;
 }
 
-std::string key_of(const CudnnFunctions& f, const WantedGraph& wanted, const std::string& text,
-                   int device, bool timed) {
-  return io::TunedChoices::key_of(fmt::format(
-      "{}, cuDNN {}{}{}{}: {}", identity(device), f.version,
-      wanted.demands.deterministic ? ", deterministic" : "",
-      wanted.demands.full_precision ? ", full precision" : "", timed ? ", timed" : "", text));
+// What a choice depends on.
+std::string subject_of(const CudnnFunctions& f, const WantedGraph& wanted, const std::string& text,
+                       int device, bool timed) {
+  return fmt::format("{}, cuDNN {}{}{}{}: {}", identity(device), f.version,
+                     wanted.demands.deterministic ? ", deterministic" : "",
+                     wanted.demands.full_precision ? ", full precision" : "",
+                     timed ? ", timed" : "", text);
 }
 
 double ms_of(FunctionRef<bool()> run, const Stream& stream) {
@@ -63,20 +65,29 @@ std::string fastest(const dnn::Plans& plans, const WantedGraph& wanted, const St
 
 }  // namespace
 
-ChosenPlan choose_plan(const CudnnFunctions& f, const WantedGraph& wanted, dnn::Handle handle,
-                       const Stream& stream, FunctionRef<bool(const dnn::ExecutionPlan&)> run,
-                       std::string& why) {
+ChosenPlan choose_plan(const CudnnFunctions& f, const WantedGraph& wanted, PlanFrom from,
+                       dnn::Handle handle, const Stream& stream,
+                       FunctionRef<bool(const dnn::ExecutionPlan&)> run, std::string& why) {
   dnn::Graph graph = wanted.make(f);
   const bool timed = times_graphs() && !wanted.demands.deterministic;
   const bool times = timed && !captures(stream);
-  const std::string key = key_of(f, wanted, graph.text(), stream.device.index, timed);
+  const std::string subject = subject_of(f, wanted, graph.text(), stream.device.index, timed),
+                    key = io::TunedChoices::key_of(subject);
   const std::string known = on_disk().find(key).value_or("");
   if (wanted.own && known == kOwn) return {nullptr, true};
   const std::optional<dnn::Engine> engine = dnn::engine_of(known);
+  const KeptPlans kept(subject);
+  if (engine && from == PlanFrom::kDisk)
+    if (auto plan = kept.find(graph, handle, *engine))
+      return {.plan = std::move(plan), .kept = true};
   dnn::Plans plans = graph.compile({handle, nullptr}, wanted.demands, engine ? &*engine : nullptr,
                                    times ? kMostTimed : 1, why);
   if (plans.empty()) return {};
-  if (text_of(plans[0]->engine()) == known) return {std::move(plans[0])};
+  const auto keep = [&](std::unique_ptr<dnn::ExecutionPlan>& plan) {
+    kept.keep(*plan);
+    return ChosenPlan{std::move(plan)};
+  };
+  if (text_of(plans[0]->engine()) == known) return keep(plans[0]);
   if (timed && !times) return {std::move(plans[0]), false, false};
   const std::string mine =
       times ? fastest(plans, wanted, stream, run) : text_of(plans[0]->engine());
@@ -85,7 +96,7 @@ ChosenPlan choose_plan(const CudnnFunctions& f, const WantedGraph& wanted, dnn::
   for (const std::string& name : {chosen, mine}) {
     if (wanted.own && name == kOwn) return {nullptr, true};
     for (auto& plan : plans)
-      if (text_of(plan->engine()) == name) return {std::move(plan)};
+      if (text_of(plan->engine()) == name) return keep(plan);
   }
   return {std::move(plans[0])};
 }

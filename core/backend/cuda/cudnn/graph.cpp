@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 
 namespace tessera::cuda::dnn {
@@ -96,6 +97,18 @@ Status ExecutionPlan::execute(Handle handle, std::span<const Binding> bindings, 
   if (s == Status::kSuccess) s = f_.execute.result(handle, plan_.at(), pack.at());
   if (s != Status::kSuccess) why = last_error(f_, s);
   return s;
+}
+
+std::string ExecutionPlan::text() const {
+  if (!compiled_) return {};
+  int64_t bytes = 0;
+  const auto get = [&](char* to) {
+    return f_.get_attribute.result(plan_.at(), kPlanText, kTypeChar, bytes, &bytes, to) ==
+           Status::kSuccess;
+  };
+  if (!get(nullptr) || bytes <= 0) return {};
+  std::string text(static_cast<size_t>(bytes), '\0');
+  return get(text.data()) ? text : std::string();
 }
 
 // ---- building
@@ -329,6 +342,19 @@ bool Graph::meets(Descriptor config, const Demands& demands, Engine& engine) {
   return true;
 }
 
+bool Graph::compiles_code(Descriptor config) {
+  Descriptor at = make(kEngine);
+  int64_t count = 0;
+  int notes[32];
+  if (f_.get_attribute.result(config, kConfigEngine, kTypeDescriptor, 1, &count, &at) !=
+          Status::kSuccess ||
+      f_.get_attribute.result(at, kEngineBehavior, kTypeBehaviorNote, std::size(notes), &count,
+                              notes) != Status::kSuccess)
+    return false;
+  const std::span known(notes, static_cast<size_t>(count));
+  return std::find(known.begin(), known.end(), kNoteRuntimeCompilation) != known.end();
+}
+
 Descriptor Graph::config_of(const Target& target, Descriptor graph, const Engine& engine) {
   constexpr const char* kWhat = "engine";
   const Descriptor at = make(kEngine), config = make(kEngineConfig);
@@ -369,6 +395,31 @@ std::unique_ptr<ExecutionPlan> Graph::plan(const Target& target, Descriptor conf
   made->scalars_ = scalars_;
   made->engine_ = engine;
   made->workspace_bytes_ = size_t(bytes);
+  made->compiled_ = compiles_code(config);
+  return made;
+}
+
+std::unique_ptr<ExecutionPlan> Graph::reload(const Target& target, const Engine& engine,
+                                             std::string_view text, std::string& why) const {
+  std::unique_ptr<ExecutionPlan> made(new ExecutionPlan(f_, objects_));
+  const Descriptor d = made->plan_.at();
+  int64_t bytes = 0, count = 0;
+  Status s = f_.set_attribute.result(d, kPlanText, kTypeChar, int64_t(text.size()), text.data());
+  if (s == Status::kSuccess)
+    s = target.handle
+            ? f_.set_attribute.result(d, kPlanHandle, kTypeHandle, 1, &target.handle)
+            : f_.set_attribute.result(d, kPlanDevice, kTypeDescriptor, 1, &target.properties);
+  if (s == Status::kSuccess) s = f_.finalize.result(d);
+  if (s == Status::kSuccess)
+    s = f_.get_attribute.result(d, kPlanWorkspace, kTypeInt64, 1, &count, &bytes);
+  if (s != Status::kSuccess) {
+    why = last_error(f_, s);
+    return nullptr;
+  }
+  made->scalars_ = scalars_;
+  made->engine_ = engine;
+  made->workspace_bytes_ = size_t(bytes);
+  made->compiled_ = true;
   return made;
 }
 

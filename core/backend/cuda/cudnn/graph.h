@@ -65,6 +65,10 @@ class ExecutionPlan {
  public:
   size_t workspace_bytes() const { return workspace_bytes_; }
   const Engine& engine() const { return engine_; }
+  /// The plan and the code that the library compiled for it, as a text of JSON of some 100 KB, from
+  /// which Graph::reload makes the plan again without compiling. "" where the engine compiles
+  /// nothing, so that the plan is made as fast from the graph, or the library has no such text.
+  std::string text() const;
   /// Enqueues the graph on the stream of `handle`. Says in `why` what failed.
   Status execute(Handle handle, std::span<const Binding> bindings, void* workspace,
                  std::string& why) const;
@@ -79,6 +83,7 @@ class ExecutionPlan {
   std::deque<std::pair<int64_t, float>> scalars_;
   Engine engine_;
   size_t workspace_bytes_ = 0;
+  bool compiled_ = false;  // its code, when the plan was made
 };
 
 using Plans = std::vector<std::unique_ptr<ExecutionPlan>>;
@@ -137,6 +142,11 @@ class Graph {
   /// `why` says why.
   Plans compile(const Target& target, const Demands& demands, const Engine* kept, size_t most,
                 std::string& why);
+  /// The plan of this graph by `engine` that had `text`, for the same library, kind of device and
+  /// driver. Null where the library does not take it; `why` says why. The library does not compare
+  /// `text` with the graph, nor does it notice all damage: both are the caller's to prove.
+  std::unique_ptr<ExecutionPlan> reload(const Target& target, const Engine& engine,
+                                        std::string_view text, std::string& why) const;
 
  private:
   void pointwise(int mode, Value x, Value b, Value t, Value y, int64_t axis);
@@ -155,6 +165,7 @@ class Graph {
 
   std::vector<Descriptor> suggestions(const Target& target, Descriptor graph, int mode);
   bool meets(Descriptor config, const Demands& demands, Engine& engine);
+  bool compiles_code(Descriptor config);
   Descriptor config_of(const Target& target, Descriptor graph, const Engine& engine);
   std::unique_ptr<ExecutionPlan> plan(const Target& target, Descriptor config,
                                       const Engine& engine);

@@ -35,12 +35,13 @@ LibraryInUse<CudnnFunctions>& in_use() {
 struct Known {
   dnn::ExecutionPlan* plan = nullptr;  // null: our own kernels compute the graph
   bool for_good = true;                // false: an engine is chosen by time outside of captures
+  bool kept = false;                   // the plan is from disk, and has not been executed yet
 };
 struct OnCard {
   dnn::Handle handle = nullptr;
   void* stream = nullptr;  // the handle's
   std::unordered_map<std::string, Known> plans;
-  std::vector<dnn::ExecutionPlan*> captured;  // by which another engine was chosen later
+  std::vector<dnn::ExecutionPlan*> replaced;  // plans, by others that were chosen later
 };
 
 /// Keeps the handles and plans of threads that have ended, for threads that begin. It destroys
@@ -114,7 +115,7 @@ bool is_of_graph(Status s) { return int(s) >= int(Status::kBadParam) && int(s) <
 
 using Execute = FunctionRef<Status(const dnn::ExecutionPlan&, std::string& why)>;
 
-Known choose(const CudnnFunctions& f, const WantedGraph& wanted, dnn::Handle handle,
+Known choose(const CudnnFunctions& f, const WantedGraph& wanted, PlanFrom from, dnn::Handle handle,
              const OnCard& mine, const Stream& stream, Execute execute) {
   if (mine.plans.size() > kMostPlans) {
     refuse(wanted, fmt::format("{} graphs have been compiled, which is the most", kMostPlans));
@@ -124,9 +125,9 @@ Known choose(const CudnnFunctions& f, const WantedGraph& wanted, dnn::Handle han
   const auto run = [&](const dnn::ExecutionPlan& plan) {
     return execute(plan, of_run) == Status::kSuccess;
   };
-  ChosenPlan chosen = choose_plan(f, wanted, handle, stream, run, why);
+  ChosenPlan chosen = choose_plan(f, wanted, from, handle, stream, run, why);
   if (!chosen.plan && !chosen.own) refuse(wanted, why);
-  return {chosen.plan.release(), chosen.for_good};
+  return {chosen.plan.release(), chosen.for_good, chosen.kept};
 }
 
 }  // namespace
@@ -158,12 +159,21 @@ bool run_graph(const WantedGraph& wanted, FunctionRef<std::vector<dnn::Binding>(
   };
   Known& known = mine.plans.emplace(std::move(key), Known{.for_good = false}).first->second;
   if (!known.for_good && !(known.plan && captures(stream))) {
-    if (known.plan) mine.captured.push_back(known.plan);
-    known = choose(*f, wanted, handle, mine, stream, execute);
+    if (known.plan) mine.replaced.push_back(known.plan);
+    known = choose(*f, wanted, PlanFrom::kDisk, handle, mine, stream, execute);
   }
   if (!known.plan) return false;
   std::string why;
-  const Status s = execute(*known.plan, why);
+  Status s = execute(*known.plan, why);
+  // What is wrong with a plan from disk may show as late as here.
+  if (std::exchange(known.kept, false) && s != Status::kSuccess) {
+    logging::info("cuda: cuDNN compiles {} again, whose kept plan failed with {}",
+                  wanted.describe(), why);
+    mine.replaced.push_back(known.plan);
+    known = choose(*f, wanted, PlanFrom::kGraph, handle, mine, stream, execute);
+    if (!known.plan) return false;
+    s = execute(*known.plan, why);
+  }
   if (s != Status::kSuccess) {
     why = fmt::format("{} failed with {}", f->execute.symbol(), why);
     if (is_of_graph(s))
