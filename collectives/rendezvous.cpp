@@ -6,13 +6,13 @@
 
 #include "collectives/backend_name.h"
 #include "collectives/device_group.h"
-#include "collectives/gloo/route.h"
 #include "collectives/gloo/transport.h"
 #include "collectives/messages/hierarchical.h"
 #include "collectives/mpi/transport.h"
 #include "collectives/rendezvous_store.h"
 #include "collectives/shm/process.h"
 #include "collectives/store/liveness.h"
+#include "collectives/store/route.h"
 #include "core/base/env.h"
 #if TESSERA_HAVE_CUDA
 #include "collectives/nccl/join.h"

@@ -30,12 +30,15 @@ bool same_file(int a, int b) {
 
 }  // namespace
 
-Console::Console(bool prefix)
+Console::Console(bool prefix, std::string host)
     : prefix_(prefix),
+      host_(std::move(host)),
       one_place_(same_file(1, 2)),
       is_terminal_{::isatty(1) == 1, ::isatty(2) == 1} {}
 
-std::string Console::prefix(int rank) const { return "[rank" + std::to_string(rank) + "] "; }
+std::string Console::prefix(int rank) const {
+  return (host_.empty() ? "[rank" : "[" + host_ + " rank") + std::to_string(rank) + "] ";
+}
 
 void Console::put(int stream, std::string_view bytes) {
   if (bytes.empty() || gone_[stream]) return;

@@ -17,8 +17,9 @@ namespace tessera::launcher {
 
 class Console {
  public:
-  /// `prefix`: whether each line names its rank.
-  explicit Console(bool prefix);
+  /// `prefix`: whether each line names its rank, and `host`, where it is not empty: "[node1 rank3]
+  /// ".
+  explicit Console(bool prefix, std::string host = "");
 
   /// Takes bytes from stream 0 (stdout) or 1 (stderr) of a rank.
   void write(int rank, int stream, bool interactive, std::string_view bytes);
@@ -57,6 +58,7 @@ class Console {
   std::string prefix(int rank) const;
 
   const bool prefix_;
+  const std::string host_;
   const bool one_place_;
   long line_count_ = 0;
   std::array<bool, 2> is_terminal_;

@@ -8,6 +8,7 @@
 #include "core/base/env.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "launcher/agents/slurm.h"
 #include "launcher/cards.h"
 #include "launcher/command_line.h"
 #include "launcher/program.h"
@@ -27,6 +28,8 @@ Exit status: that of the worker that failed first, 128+n if signal n ended it or
 
 Examples:
   tlaunch --nproc 2 train --model gpt-nano --data text:corpus.txt
+  tlaunch --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500 --nproc 8 train ...   (on node0)
+  tlaunch --nnodes 2 --node-rank 1 --rdzv-endpoint node0:29500 --nproc 8 train ...   (on node1)
   tlaunch --nproc auto --log-dir logs --max-restarts 3 ./my_program --my-flag
   tlaunch --doctor)";
 
@@ -48,8 +51,9 @@ class HelpText : public CLI::Formatter {
 
 /// The options as they were typed; `checked` turns them into Options.
 struct Typed {
-  std::string nproc = "1", nnodes = "1", node_rank = "0", endpoint, run_id, max_restarts = "0";
+  std::string nproc = "1", nnodes = "1", node_rank, endpoint, run_id, max_restarts = "0";
   std::string log_dir, tee, redirects, ranks, bind = "auto", timeout, join_timeout, grace = "10";
+  std::string node_timeout, key_file;
   std::vector<std::string> env;
   bool standalone = false, dry_run = false, doctor = false;
 };
@@ -66,6 +70,14 @@ int int_flag(const char* flag, const std::string& text, int low, int high, const
   TESSERA_CHECK(v && *v >= low && *v <= high, "{} {}: expected {} from {} to {}", flag, text, what,
                 low, high);
   return int(*v);
+}
+
+double seconds_flag(const char* flag, const std::string& text, double low) {
+  char* end = nullptr;
+  const double s = std::strtod(text.c_str(), &end);
+  TESSERA_CHECK(!text.empty() && *end == '\0' && s >= low && s <= 86400,
+                "{} {}: expected seconds from {:g} to 86400", flag, text, low);
+  return s;
 }
 
 std::vector<std::string> split(const std::string& text, char at) {
@@ -134,23 +146,54 @@ StreamModes stream_modes(const char* flag, const std::string& text, int nproc) {
   return modes;
 }
 
-void check_single_node(const Typed& typed) {
-  auto nodes = split(typed.nnodes, ':');
-  bool numbers = nodes.size() <= 2 && std::all_of(nodes.begin(), nodes.end(), [](const auto& n) {
-                   auto v = to_int(n);
-                   return v && *v >= 1;
-                 });
-  TESSERA_CHECK(numbers, "--nnodes {}: expected N or MIN:MAX, at least 1", typed.nnodes);
-  bool one = std::all_of(nodes.begin(), nodes.end(), [](const auto& n) { return n == "1"; });
-  TESSERA_CHECK(one, "--nnodes {}: several nodes are not available yet; use --nnodes 1",
-                typed.nnodes);
-  int node = int_flag("--node-rank", typed.node_rank, 0, 1 << 20, "a number");
-  TESSERA_CHECK(node == 0, "--node-rank {}: several nodes are not available yet; use 0", node);
-  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-  TESSERA_CHECK(typed.standalone || !tasks || std::string(tasks) == "1",
-                "SLURM_STEP_NUM_TASKS={}: a job of several Slurm tasks is not available yet; run "
-                "one task, or give --standalone to run a separate job in each",
-                tasks ? tasks : "");
+// How many hosts there are, and which of them this is.
+void read_nodes(const Typed& typed, Options& o) {
+  const auto nodes = split(typed.nnodes, ':');
+  const bool numbers = nodes.size() <= 2 && std::ranges::all_of(nodes, [](const auto& n) {
+                         const auto v = to_int(n);
+                         return v && *v >= 1 && *v <= kMaxRanks;
+                       });
+  TESSERA_CHECK(numbers, "--nnodes {}: expected N or MIN:MAX, from 1 to {}", typed.nnodes,
+                kMaxRanks);
+  TESSERA_CHECK(nodes.front() == nodes.back(),
+                "--nnodes {}: a number of hosts that changes is not available yet; use --nnodes {}",
+                typed.nnodes, nodes.back());
+  o.nnodes = int(*to_int(nodes.front()));
+  o.node_rank = typed.node_rank.empty()
+                    ? 0
+                    : int_flag("--node-rank", typed.node_rank, 0, o.nnodes - 1, "a number");
+  if (o.nnodes > 1) {
+    TESSERA_CHECK(!typed.standalone, "--standalone: is a job of one host; drop it or --nnodes {}",
+                  typed.nnodes);
+    TESSERA_CHECK(!typed.node_rank.empty(),
+                  "--nnodes {}: give each host its --node-rank, from 0 to {}", o.nnodes,
+                  o.nnodes - 1);
+    TESSERA_CHECK(!typed.endpoint.empty() && o.port > 0,
+                  "--nnodes {}: give all hosts the same --rdzv-endpoint HOST:PORT, the host of "
+                  "--node-rank 0 and a port that is free there",
+                  o.nnodes);
+  }
+}
+
+// One task of srun on each host makes a job of them, without a flag.
+void read_slurm(Typed& typed) {
+  const auto step = slurm_step();
+  if (!step || step->tasks == 1 || typed.standalone) return;
+  TESSERA_CHECK(step->tasks == step->nodes,
+                "SLURM_STEP_NUM_TASKS={} on {} nodes: start one tlaunch on each node (srun "
+                "--ntasks-per-node=1), which starts --nproc ranks there, or give --standalone to "
+                "run a separate job in each",
+                step->tasks, step->nodes);
+  TESSERA_CHECK(
+      typed.node_rank.empty() && (typed.nnodes == "1" || to_int(typed.nnodes) == step->nodes),
+      "SLURM_STEP_NUM_NODES={}: srun says how many nodes there are and which is which; "
+      "drop --nnodes {} and --node-rank",
+      step->nodes, typed.nnodes);
+  typed.nnodes = std::to_string(step->nodes);
+  typed.node_rank = std::to_string(step->node);
+  if (typed.endpoint.empty())
+    typed.endpoint = fmt::format("{}:{}", step->hosts.front(), slurm_port(*step));
+  if (typed.run_id.empty()) typed.run_id = "slurm-" + step->id;
 }
 
 // A batch script of Slurm runs on the first node of its job, with no step of its own.
@@ -203,20 +246,24 @@ std::string new_run_id() {
   return std::string(date) + "-" + detail::to_hex(detail::random_bytes(4));
 }
 
-Options checked(const Typed& typed, int cores) {
+Options checked(Typed typed, int cores) {
+  read_slurm(typed);
   Options o;
   read_ranks(typed, cores, o);
-  check_single_node(typed);
   o.idle_nodes = nodes_left_idle(typed);
   read_endpoint(typed, o);
-  o.run_id = typed.run_id.empty() ? new_run_id() : typed.run_id;
+  read_nodes(typed, o);
+  // All hosts have to name the run alike.
+  o.run_id = !typed.run_id.empty() ? typed.run_id
+             : o.nnodes > 1        ? fmt::format("{}-{}", o.host, o.port)
+                                   : new_run_id();
   TESSERA_CHECK(o.run_id.find('/') == std::string::npos && o.run_id != ".." && o.run_id != "." &&
                     o.run_id.size() <= 128,
                 "--rdzv-id {}: names a folder of --log-dir; use up to 128 characters without /",
                 o.run_id.substr(0, 160));
   o.max_restarts = int_flag("--max-restarts", typed.max_restarts, 0, 1 << 20, "a number");
-  o.tee = stream_modes("--tee", typed.tee, o.nproc);
-  o.redirects = stream_modes("--redirects", typed.redirects, o.nproc);
+  o.tee = stream_modes("--tee", typed.tee, o.nproc * o.nnodes);
+  o.redirects = stream_modes("--redirects", typed.redirects, o.nproc * o.nnodes);
   o.log_dir = typed.log_dir;
   bool to_files = !typed.tee.empty() || !typed.redirects.empty();
   if (to_files && o.log_dir.empty()) o.log_dir = "logs";
@@ -236,10 +283,10 @@ Options checked(const Typed& typed, int cores) {
   if (!typed.join_timeout.empty())
     o.join_timeout_s =
         int_flag("--join-timeout", typed.join_timeout, 1, 30 * 86400, "whole seconds");
-  char* end = nullptr;
-  o.grace_s = std::strtod(typed.grace.c_str(), &end);
-  TESSERA_CHECK(*end == '\0' && o.grace_s >= 0 && o.grace_s <= 86400,
-                "--grace {}: expected seconds from 0 to 86400", typed.grace);
+  o.grace_s = seconds_flag("--grace", typed.grace, 0);
+  if (!typed.node_timeout.empty())
+    o.node_timeout_s = seconds_flag("--node-timeout", typed.node_timeout, 0.2);
+  o.key_file = typed.key_file;
   read_env(typed, o);
   o.dry_run = typed.dry_run;
   o.doctor = typed.doctor;
@@ -250,11 +297,12 @@ void declare(CLI::App& app, Typed& t) {
   app.add_option("--nproc,--nproc-per-node", t.nproc,
                  "workers: N, gpu, cpu (one per core), or auto (GPUs, else cores); default 1")
       ->type_name("N|auto|gpu|cpu");
-  app.add_option("--nnodes", t.nnodes, "nodes; several are not available yet")
-      ->type_name("N|MIN:MAX");
-  app.add_option("--node-rank", t.node_rank, "number of this node")->type_name("N");
+  app.add_option("--nnodes", t.nnodes, "hosts; tlaunch is started on each of them; default 1")
+      ->type_name("N");
+  app.add_option("--node-rank", t.node_rank, "number of this host, from 0")->type_name("N");
   app.add_option("--rdzv-endpoint", t.endpoint,
-                 "where the store listens; default 127.0.0.1 and any free port")
+                 "where the hosts meet: the host of --node-rank 0 and a port of it; with one host, "
+                 "where its store listens (default 127.0.0.1 and any free port)")
       ->type_name("HOST:PORT");
   app.add_option("--rdzv-id", t.run_id, "name of the run; default is date, time, random")
       ->type_name("ID");
@@ -283,6 +331,13 @@ void declare(CLI::App& app, Typed& t) {
   app.add_option("--join-timeout", t.join_timeout,
                  "how long ranks may be apart when they start (TESSERA_JOIN_TIMEOUT); default 600")
       ->type_name("SECONDS");
+  app.add_option("--node-timeout", t.node_timeout,
+                 "after how long without a word a host is lost; default 5")
+      ->type_name("SECONDS");
+  app.add_option("--key-file", t.key_file,
+                 "file with the secret that all hosts of the job share; default TESSERA_JOB_KEY, "
+                 "else ~/.tessera/key, which is made where there is none")
+      ->type_name("FILE");
   app.add_option("--grace", t.grace, "time from a stop signal to SIGKILL; default 10")
       ->type_name("SECONDS");
   app.add_option("--env", t.env, "variable for the workers; may be repeated")

@@ -25,8 +25,9 @@ struct StreamModes {
 
 struct Options {
   int nproc = 1;
-  std::string host = "127.0.0.1";  // where the store listens
-  int port = 0;                    // 0: any free port
+  int nnodes = 1, node_rank = 0;   // hosts, and the number of this one
+  std::string host = "127.0.0.1";  // where the store listens, or of several hosts the first agent
+  int port = 0;                    // 0: any free port, with one host
   std::string run_id;
   int max_restarts = 0;
   std::string log_dir;                         // "": no log files
@@ -37,6 +38,8 @@ struct Options {
   std::vector<int> nodes_of_cards;             // where --nproc or --bind asks for cards (cards.h)
   int timeout_s = 0;                           // 0: leave TESSERA_TIMEOUT alone
   int join_timeout_s = 0;                      // 0: leave TESSERA_JOIN_TIMEOUT alone
+  double node_timeout_s = 0;                   // 0: as AgentOptions has it
+  std::string key_file;                        // "": job_secret() says
   double grace_s = 10;
   std::vector<std::pair<std::string, std::string>> env;
   int idle_nodes = 0;  // further nodes of this Slurm job, which nothing will run on

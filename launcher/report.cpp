@@ -35,8 +35,8 @@ std::string last_lines(const std::string& tail) {
   return text;
 }
 
-bool contains(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+bool contains(const std::vector<Worker*>& workers, const Worker* worker) {
+  return std::ranges::find(workers, worker) != workers.end();
 }
 
 }  // namespace
@@ -52,22 +52,22 @@ long count_memory_kills() {
 }
 
 std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
-                           const std::vector<int>& failed, bool out_of_memory,
-                           const Console& console) {
-  const Worker& first = *workers[size_t(failed.front())];
+                           const std::vector<Worker*>& failed, bool out_of_memory,
+                           const std::string& on_host, const Console& console) {
+  const Worker& first = *failed.front();
   const std::string lines = last_lines(first.tail);
   const bool repeat = !lines.empty() && !first.in_view(console);
   std::string text;
   for (const auto& worker : workers)
-    if (worker->absent != Worker::Absent::kNo && !contains(failed, worker->rank))
-      text += fmt::format("tlaunch: rank {} held up the others, who gave it up: {} (pid {})\n",
-                          worker->rank,
+    if (worker->absent != Worker::Absent::kNo && !contains(failed, worker.get()))
+      text += fmt::format("tlaunch: rank {}{} held up the others, who gave it up: {} (pid {})\n",
+                          worker->rank, on_host,
                           worker->absent == Worker::Absent::kStopped
                               ? "a signal had stopped it"
                               : "it was still running; its output or a debugger may say why",
                           worker->pid);
-  text += fmt::format("tlaunch: rank {} failed first: {} after {:.1f} s (pid {}){}\n", first.rank,
-                      first.how(), first.ended_s, first.pid,
+  text += fmt::format("tlaunch: rank {}{} failed first: {} after {:.1f} s (pid {}){}\n", first.rank,
+                      on_host, first.how(), first.ended_s, first.pid,
                       repeat          ? ""
                       : lines.empty() ? "; it printed nothing"
                                       : "; its last lines are above");
@@ -77,15 +77,15 @@ std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
   std::map<std::string, std::vector<int>> groups;
   for (const auto& worker : workers) {
     if (worker.get() == &first) continue;
-    bool own = contains(failed, worker->rank);
+    bool own = contains(failed, worker.get());
     std::string fate = own                ? "failed later: " + worker->how()
                        : worker->failed() ? "stopped by tlaunch: " + worker->how()
                                           : "finished";
     groups[fate].push_back(worker->rank);
   }
   for (const auto& [fate, ranks] : groups)
-    text +=
-        fmt::format("tlaunch: rank{} {} {}\n", ranks.size() > 1 ? "s" : "", rank_list(ranks), fate);
+    text += fmt::format("tlaunch: rank{} {}{} {}\n", ranks.size() > 1 ? "s" : "", rank_list(ranks),
+                        on_host, fate);
   return text;
 }
 

@@ -11,12 +11,13 @@
 
 namespace tessera::launcher {
 
-/// `failed`: ranks that failed on their own, the first to fail first. `out_of_memory`: the kernel
+/// `failed`: those of `workers` that failed on their own, the first to fail first. `on_host`: " on
+/// node1", or "" where there are no other hosts. `out_of_memory`: the kernel
 /// killed a process for lack of memory during the attempt. The last lines of the first rank are
 /// left out where `console` has just shown them.
 std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
-                           const std::vector<int>& failed, bool out_of_memory,
-                           const Console& console);
+                           const std::vector<Worker*>& failed, bool out_of_memory,
+                           const std::string& on_host, const Console& console);
 
 /// "0-3,5" for ranks in ascending order.
 std::string rank_list(const std::vector<int>& ranks);

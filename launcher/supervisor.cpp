@@ -31,10 +31,12 @@ constexpr double kLingerGrace_s = 0.5;   // time for children of a dead worker t
 constexpr size_t kMaxPendingBytes = 1 << 20;
 constexpr size_t kReadBytes = 256 << 10;  // read from one stream before the others get their turn
 
-// An epoll event's tag has the kind in its upper half, the rank or stream in its lower half.
-constexpr uint64_t kSignalTag = 1ull << 32, kExitTag = 2ull << 32, kStreamTag = 3ull << 32;
+// An epoll event's tag has the kind in its upper half, in its lower half the number, or the stream,
+// of a worker on this host.
+constexpr uint64_t kSignalTag = 1ull << 32, kExitTag = 2ull << 32, kStreamTag = 3ull << 32,
+                   kNewsTag = 4ull << 32;
 
-uint64_t stream_tag(int rank, int s) { return kStreamTag | uint64_t(2 * rank + s); }
+uint64_t stream_tag(size_t index, int s) { return kStreamTag | uint64_t(2 * index + size_t(s)); }
 
 double monotonic_s() {
   timespec t{};
@@ -87,7 +89,7 @@ Outcome Supervisor::run() {
 void Supervisor::prepare(Worker& worker) {
   const Options& o = job_.options;
   int redirect = o.redirects.of(worker.rank), tee = o.tee.of(worker.rank);
-  bool shown = !o.console_ranks || o.console_ranks->count(worker.rank);
+  bool shown = !o.console_ranks || o.console_ranks->count(worker.rank - job_.first_rank);
   for (int s : {0, 1}) {
     Stream& stream = worker.streams[s];
     stream.on_console = shown && !(redirect >> s & 1);
@@ -106,7 +108,9 @@ void Supervisor::start_all() {
   int status[2];
   TESSERA_CHECK(::pipe2(status, O_CLOEXEC) == 0, "no pipe: {}", std::strerror(errno));
   watch(job_.signal_fd, kSignalTag, EPOLLIN);
-  for (int rank = 0; rank < job_.options.nproc; ++rank) {
+  if (job_.elsewhere) watch(job_.elsewhere->news_fd(), kNewsTag, EPOLLIN);
+  for (int i = 0; i < job_.options.nproc; ++i) {
+    const int rank = job_.first_rank + i;
     workers_.push_back(std::make_unique<Worker>(rank));
     Worker& worker = *workers_.back();
     prepare(worker);
@@ -115,7 +119,7 @@ void Supervisor::start_all() {
     request.program = &job_.options.program;
     request.command = &job_.options.command;
     request.env = job_.environment(rank, attempt_);
-    request.cpus = job_.placement.ranks[size_t(rank)].cpus;
+    request.cpus = job_.placement.ranks[size_t(i)].cpus;
     request.in = rank == 0 && !::isatty(0) ? 0 : null_fd_;
     request.out = worker.streams[0].child_fd;
     request.err = worker.streams[1].child_fd;
@@ -127,8 +131,8 @@ void Supervisor::start_all() {
     worker.pid_fd = int(::syscall(SYS_pidfd_open, worker.pid, 0));
     TESSERA_CHECK(worker.pid_fd >= 0, "pidfd_open: {}; Linux 5.3 or later is needed",
                   std::strerror(errno));
-    watch(worker.pid_fd, kExitTag | uint64_t(rank), EPOLLIN);
-    for (int s : {0, 1}) watch(worker.streams[s].fd, kStreamTag | uint64_t(2 * rank + s), EPOLLIN);
+    watch(worker.pid_fd, kExitTag | uint64_t(i), EPOLLIN);
+    for (int s : {0, 1}) watch(worker.streams[s].fd, stream_tag(size_t(i), s), EPOLLIN);
     ++unfinished_;
   }
   ::close(status[1]);
@@ -165,6 +169,7 @@ void Supervisor::loop() {
 void Supervisor::on_event(uint64_t tag) {
   uint64_t kind = tag >> 32 << 32, index = tag - kind;
   if (kind == kSignalTag) return on_signal();
+  if (kind == kNewsTag) return on_news();
   Worker& worker = *workers_[kind == kExitTag ? index : index / 2];
   if (kind == kExitTag)
     on_exit(worker);
@@ -201,6 +206,7 @@ void Supervisor::on_stop_signal(int signal) {
   }
   stop_signal_ = signal;
   stop_s_ = now_s();
+  if (job_.elsewhere) job_.elsewhere->tell_signal(signal);
   job_.console.note(fmt::format(
       "tlaunch: signal {} ({}): passed on to all ranks, which have {:g} s; send it again to kill "
       "them now",
@@ -208,6 +214,32 @@ void Supervisor::on_stop_signal(int signal) {
   signal_all(signal);
   phase_ = Phase::kStopping;
   phase_end_s_ = now_s() + job_.options.grace_s;
+}
+
+void Supervisor::on_news() {
+  using Kind = OtherHosts::News::Kind;
+  for (;;) {
+    const OtherHosts::News news = job_.elsewhere->take_news();
+    switch (news.kind) {
+      case Kind::kNone: return;
+      case Kind::kNote: job_.console.note(news.text); break;
+      case Kind::kFailure:
+        note_absent(news.absent);
+        if (phase_ != Phase::kRunning) break;
+        phase_ = Phase::kGrace;
+        phase_end_s_ = now_s() + kSurvivorsGrace_s;
+        break;
+      case Kind::kSignal:
+        if (stop_signal_ == 0) on_stop_signal(news.signal);
+        break;
+      case Kind::kEnd:
+        cut_short_ = true;
+        if (phase_ == Phase::kStopping || phase_ == Phase::kKilled) break;
+        signal_all(SIGTERM);
+        phase_ = Phase::kStopping;
+        phase_end_s_ = now_s() + job_.options.grace_s;
+    }
+  }
 }
 
 void Supervisor::signal_all(int signal) {
@@ -226,42 +258,53 @@ void Supervisor::on_exit(Worker& worker) {
   ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, worker.pid_fd, nullptr);
   announce(worker);
   bool own = phase_ == Phase::kRunning || phase_ == Phase::kGrace;  // tlaunch has sent no signal
-  if (worker.failed() && own) failed_.push_back(worker.rank);
+  if (worker.failed() && own) failed_.push_back(&worker);
+  if (worker.failed() && own && failed_.size() == 1 && job_.elsewhere)
+    job_.elsewhere->tell_failure({worker.rank, worker.how(), worker.exit_code()});
   if (worker.failed() && phase_ == Phase::kRunning) {
     phase_ = Phase::kGrace;
     phase_end_s_ = now_s() + kSurvivorsGrace_s;
-    note_absent();
+    if (job_.store) note_absent(cause_of_failure(*job_.store));
   }
   finish_if_done(worker);
 }
 
 void Supervisor::announce(const Worker& worker) {
+  if (job_.elsewhere) job_.elsewhere->tell_end(worker.rank, worker.how(), worker.failed());
+  if (!job_.store) return;
   try {
     if (worker.failed())
-      announce_death(job_.store, worker.rank, worker.how());
+      announce_death(*job_.store, worker.rank, worker.how());
     else
-      announce_departure(job_.store, worker.rank);
+      announce_departure(*job_.store, worker.rank);
   } catch (const UserError& e) {  // a store that workers have filled must not end supervision
     job_.console.note(fmt::format("tlaunch: rank {} ended, which could not be announced: {}",
                                   worker.rank, e.what()));
   }
 }
 
-// Notes that the others waited for a rank in vain; it has not ended, and soon gets signals.
-void Supervisor::note_absent() {
-  for (int rank : cause_of_failure(job_.store)) {
-    if (rank < 0 || rank >= int(workers_.size()) || workers_[size_t(rank)]->ended()) continue;
-    Worker& worker = *workers_[size_t(rank)];
-    worker.absent = is_stopped(worker.pid) ? Worker::Absent::kStopped : Worker::Absent::kRunning;
+// Notes that the others waited for these ranks in vain; they have not ended, and soon get signals.
+void Supervisor::note_absent(const std::vector<int>& ranks) {
+  for (int rank : ranks) {
+    Worker* worker = worker_of(rank);
+    if (!worker || worker->ended()) continue;
+    worker->absent = is_stopped(worker->pid) ? Worker::Absent::kStopped : Worker::Absent::kRunning;
   }
 }
 
 // Puts the ranks that caused the failure first: ranks that fail because of another may end before
 // it.
 void Supervisor::put_cause_first() {
-  const std::vector<int> cause = cause_of_failure(job_.store);
-  std::ranges::stable_partition(
-      failed_, [&](int rank) { return std::ranges::find(cause, rank) != cause.end(); });
+  if (!job_.store) return;
+  const std::vector<int> cause = cause_of_failure(*job_.store);
+  std::ranges::stable_partition(failed_, [&](const Worker* worker) {
+    return std::ranges::find(cause, worker->rank) != cause.end();
+  });
+}
+
+Worker* Supervisor::worker_of(int rank) const {
+  const int index = rank - job_.first_rank;
+  return index >= 0 && index < int(workers_.size()) ? workers_[size_t(index)].get() : nullptr;
 }
 
 void Supervisor::on_output(Worker& worker, int s) {
@@ -332,7 +375,7 @@ void Supervisor::look_after_ends() {
   const double passed = std::min(now_s() - looked_s_, 2 * kLook_s);
   looked_s_ = now_s();
   for (int rank : running) {
-    Worker& worker = *workers_[size_t(rank)];
+    Worker& worker = *worker_of(rank);
     worker.stopped_s = is_stopped(worker.pid) ? worker.stopped_s + passed : 0;
     if (worker.sent_signal == SIGKILL || worker.stopped_s < timeout_s_) continue;
     job_.console.note(fmt::format(
@@ -366,24 +409,25 @@ void Supervisor::write_console() {
   bool pause = pending > (paused_ ? kMaxPendingBytes / 2 : kMaxPendingBytes);
   if (pause == paused_) return;
   paused_ = pause;
-  for (auto& worker : workers_)
+  for (size_t i = 0; i < workers_.size(); ++i)
     for (int s : {0, 1}) {
-      int fd = worker->streams[s].fd;
+      int fd = workers_[i]->streams[s].fd;
       if (fd < 0) continue;
       if (pause)
         ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
       else
-        watch(fd, stream_tag(worker->rank, s), EPOLLIN);
+        watch(fd, stream_tag(i, s), EPOLLIN);
     }
 }
 
 Outcome Supervisor::outcome() const {
   Outcome result;
   result.stop_signal = stop_signal_;
+  result.cut_short = cut_short_;
   if (!failed_.empty()) {
-    result.exit_code = workers_[size_t(failed_.front())]->exit_code();
-    result.report =
-        failure_report(workers_, failed_, count_memory_kills() > memory_kills_, job_.console);
+    result.exit_code = failed_.front()->exit_code();
+    result.report = failure_report(workers_, failed_, count_memory_kills() > memory_kills_,
+                                   job_.on_host, job_.console);
     if (!job_.options.log_dir.empty())
       result.report += fmt::format("tlaunch: logs in {}/{}/attempt_{}\n", job_.options.log_dir,
                                    job_.options.run_id, attempt_);

@@ -13,6 +13,7 @@
 #include "launcher/console.h"
 #include "launcher/guard.h"
 #include "launcher/options.h"
+#include "launcher/other_hosts.h"
 #include "launcher/placement.h"
 #include "launcher/spawn.h"
 #include "launcher/worker.h"
@@ -25,18 +26,22 @@ struct Job {
   const Placement& placement;
   Console& console;
   Guard& guard;
-  Store& store;  // as the workers of this attempt see it
+  Store* store;  // as the workers of this attempt see it; nullptr: another host serves it
   int signal_fd;
   rlimit open_files;     // for the workers
   sigset_t signal_mask;  // likewise
   /// Returns the environment of a rank.
   std::function<std::vector<std::string>(int rank, int attempt)> environment;
+  int first_rank = 0;               // of this host
+  std::string on_host;              // " on node1" where there are other hosts, else ""
+  OtherHosts* elsewhere = nullptr;  // nullptr: there are none
 };
 
 struct Outcome {
   int exit_code = 0;
-  int stop_signal = 0;  // the user's signal that ended the attempt, or 0
-  std::string report;   // "" when nothing failed
+  int stop_signal = 0;     // the user's signal that ended the attempt, or 0
+  std::string report;      // "" when nothing failed
+  bool cut_short = false;  // OtherHosts ended it
 };
 
 class Supervisor {
@@ -60,9 +65,10 @@ class Supervisor {
   void on_event(uint64_t tag);
   void on_signal();
   void on_stop_signal(int signal);
+  void on_news();
   void on_exit(Worker& worker);
   void announce(const Worker& worker);
-  void note_absent();
+  void note_absent(const std::vector<int>& ranks);
   void put_cause_first();
   void on_output(Worker& worker, int s);
   void on_time();
@@ -71,6 +77,7 @@ class Supervisor {
   void finish_if_done(Worker& worker);
   void signal_all(int signal);
   void write_console();
+  Worker* worker_of(int rank) const;
   int wait_ms() const;
   Outcome outcome() const;
 
@@ -83,9 +90,10 @@ class Supervisor {
   int null_fd_ = -1;
   std::vector<std::unique_ptr<Worker>> workers_;
   size_t unfinished_ = 0;
-  std::vector<int> failed_;  // in the order of their ends; after loop() the cause is first
+  std::vector<Worker*> failed_;  // in the order of their ends; after loop() the cause is first
   Phase phase_ = Phase::kRunning;
   double phase_end_s_ = 0;
+  bool cut_short_ = false;
   int stop_signal_ = 0;
   double stop_s_ = 0;
   bool said_who_runs_ = false;

@@ -4,14 +4,9 @@
 
 #include "collectives/store/tcp_server.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
-
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/host_name.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
@@ -20,7 +15,7 @@
 #include <list>
 #include <thread>
 
-#include "collectives/store/port_owner.h"
+#include "collectives/store/listener.h"
 #include "collectives/store/wire.h"
 
 namespace tessera {
@@ -29,9 +24,6 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
-
-constexpr auto kHandshakeTime = std::chrono::seconds(5);
-constexpr size_t kMaxUnproven = 256;
 
 class Session;
 
@@ -56,7 +48,7 @@ class Session : public std::enable_shared_from_this<Session> {
     self_ = self;
     unproven_ = shared_.unproven.insert(shared_.unproven.end(), weak_from_this());
     is_unproven_ = true;
-    timer_.expires_after(kHandshakeTime);
+    timer_.expires_after(detail::kHandshakeTime);
     timer_.async_wait([s = shared_from_this()](error_code e) {
       if (!e && s->is_unproven_) s->close();
     });
@@ -249,88 +241,35 @@ class Session : public std::enable_shared_from_this<Session> {
 
 struct TcpStoreServer::Impl {
   Shared shared;
-  tcp::acceptor acceptor{shared.io};
-  asio::steady_timer pause{shared.io};
+  std::shared_ptr<detail::Listener> listener;
   int port = 0;
   std::thread thread;
 
-  void listen(const std::string& host, int wanted);
-  void accept();
+  void on_accepted(tcp::socket socket);
+  void close_oldest_stranger();
 };
 
-// Where the server listens for those that are told `host`. A host's own name may be one of loopback
-// to itself (Debian's /etc/hosts has 127.0.1.1 for it), while others find its address elsewhere:
-// then on all addresses.
-tcp::endpoint listening_endpoint(asio::io_context& io, const std::string& host, int port) {
-  error_code e;
-  const auto found = tcp::resolver(io).resolve(host, std::to_string(port), e);
-  TESSERA_CHECK(!e && !found.empty(), "store: host \"{}\" does not resolve ({}); use an address",
-                host, e.message());
-  const bool back_here = std::ranges::any_of(
-      found, [](const auto& entry) { return entry.endpoint().address().is_loopback(); });
-  const auto first_label = [](const std::string& name) { return name.substr(0, name.find('.')); };
-  const std::string own = asio::ip::host_name(e);
-  if (!back_here || e || first_label(host) != first_label(own)) return found.begin()->endpoint();
-  return {tcp::v4(), static_cast<unsigned short>(port)};
+void TcpStoreServer::Impl::on_accepted(tcp::socket socket) {
+  if (shared.unproven.size() >= detail::kMaxUnproven) close_oldest_stranger();
+  auto session = std::make_shared<Session>(shared, std::move(socket));
+  shared.num_sessions++;
+  session->start(shared.sessions.insert(shared.sessions.end(), session));
 }
 
-void TcpStoreServer::Impl::listen(const std::string& host, int wanted) {
-  error_code e;
-  const tcp::endpoint endpoint = listening_endpoint(shared.io, host, wanted);
-  acceptor.open(endpoint.protocol());
-  ::fcntl(acceptor.native_handle(), F_SETFD, FD_CLOEXEC);
-  acceptor.set_option(tcp::acceptor::reuse_address(true));
-  acceptor.bind(endpoint, e);
-  if (!e) acceptor.listen(1024, e);
-  if (e == asio::error::address_in_use) {
-    std::string owner = detail::port_owner(wanted);
-    detail::raise<UserError>(
-        fmt::format("store: port {} on {} is used by {}; choose another port (0 = any free one)",
-                    wanted, host, owner.empty() ? "another process" : owner));
-  }
-  TESSERA_CHECK(!e, "store: cannot listen on {}:{} ({}); use an address of this machine", host,
-                wanted, e.message());
-  acceptor.non_blocking(true);
-  port = acceptor.local_endpoint().port();
-}
-
-void TcpStoreServer::Impl::accept() {
-  acceptor.async_wait(tcp::acceptor::wait_read, [this](error_code e) {
-    if (e) return;
-    for (;;) {
-      int fd = ::accept4(acceptor.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-      if (fd < 0) break;
-      if (shared.unproven.size() >= kMaxUnproven)
-        if (auto oldest = shared.unproven.front().lock()) oldest->close();
-      tcp::socket socket(shared.io);
-      error_code ignored;
-      socket.assign(acceptor.local_endpoint().protocol(), fd);
-      socket.set_option(tcp::no_delay(true), ignored);
-      socket.set_option(tcp::socket::keep_alive(true), ignored);
-      auto session = std::make_shared<Session>(shared, std::move(socket));
-      shared.num_sessions++;
-      session->start(shared.sessions.insert(shared.sessions.end(), session));
-    }
-    bool no_descriptors = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
-    if (!no_descriptors) return accept();
-    // Close the connection of a stranger to make room, and do not spin on a connection that cannot
-    // be accepted.
-    if (!shared.unproven.empty())
-      if (auto oldest = shared.unproven.front().lock()) oldest->close();
-    pause.expires_after(Millis(20));
-    pause.async_wait([this](error_code stopped) {
-      if (!stopped) accept();
-    });
-  });
+void TcpStoreServer::Impl::close_oldest_stranger() {
+  if (shared.unproven.empty()) return;
+  if (auto oldest = shared.unproven.front().lock()) oldest->close();
 }
 
 TcpStoreServer::TcpStoreServer(const std::string& host, int port, const std::string& key) try
     : impl_(std::make_unique<Impl>()) {
   TESSERA_CHECK(!key.empty(), "store: the key is empty; make one with make_store_key()");
   impl_->shared.key = key;
-  impl_->listen(host, port);
-  impl_->port = impl_->acceptor.local_endpoint().port();
-  impl_->accept();
+  impl_->listener = std::make_shared<detail::Listener>(
+      impl_->shared.io,
+      [impl = impl_.get()](tcp::socket socket) { impl->on_accepted(std::move(socket)); },
+      [impl = impl_.get()] { impl->close_oldest_stranger(); });
+  impl_->port = impl_->listener->listen("store", host, port);
   impl_->thread = std::thread([impl = impl_.get()] { impl->shared.io.run(); });
 } catch (const boost::system::system_error& e) {
   detail::raise<UserError>(
@@ -341,9 +280,7 @@ TcpStoreServer::TcpStoreServer(const std::string& host, int port, const std::str
 
 TcpStoreServer::~TcpStoreServer() {
   asio::post(impl_->shared.io, [impl = impl_.get()] {
-    error_code ignored;
-    impl->acceptor.close(ignored);
-    impl->pause.cancel();
+    impl->listener->close();
     while (!impl->shared.sessions.empty()) {
       auto session = impl->shared.sessions.front();
       session->close();

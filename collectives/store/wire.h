@@ -78,6 +78,8 @@ class Writer {
     return *this;
   }
   bool fits() const { return bytes_.size() - 4 <= kMaxFrameBytes; }
+  /// The frame without its length.
+  std::string body() const { return bytes_.substr(4); }
   const std::string& frame() {
     uint32_t n = uint32_t(bytes_.size() - 4);
     for (int i = 0; i < 4; ++i) bytes_[i] = char(n >> (8 * i));
@@ -99,11 +101,15 @@ class Reader {
   std::string text() { return std::string(take(count())); }
   std::vector<std::string> list() {
     size_t n = count();
-    if (n > rest_.size() / 4) throw BadFrame("list longer than its frame");
+    expect(n, 4);
     std::vector<std::string> items;
     items.reserve(n);
     for (size_t i = 0; i < n; ++i) items.push_back(text());
     return items;
+  }
+  /// Throws where `n` items of at least `least` bytes cannot follow.
+  void expect(size_t n, size_t least) const {
+    if (n > rest_.size() / least) throw BadFrame("list longer than its frame");
   }
   void finish() const {
     if (!rest_.empty()) throw BadFrame("bytes after the last field");
@@ -126,10 +132,16 @@ class Reader {
   std::string_view rest_;
 };
 
+/// The number in four little-endian bytes.
+inline uint32_t number_in(const char* bytes) {
+  uint32_t n = 0;
+  for (int i = 0; i < 4; ++i) n |= uint32_t(uint8_t(bytes[i])) << (8 * i);
+  return n;
+}
+
 /// The length in the four bytes before a body; 0 when it is outside 1 to kMaxFrameBytes.
 inline uint32_t body_bytes(const char* header) {
-  uint32_t n = 0;
-  for (int i = 0; i < 4; ++i) n |= uint32_t(uint8_t(header[i])) << (8 * i);
+  const uint32_t n = number_in(header);
   return n <= kMaxFrameBytes ? n : 0;
 }
 

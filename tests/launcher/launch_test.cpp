@@ -66,6 +66,29 @@ TEST(Launch, NodesOfABatchJobThatStayIdleAreReported) {
   EXPECT_EQ(said({"SLURM_JOB_NUM_NODES=1"}, {}), "");
 }
 
+TEST(Launch, TasksOfSlurmThatAreNoAgentsAreRefused) {
+  const std::vector<std::string> step = {"env",
+                                         "SLURM_JOB_ID=1",
+                                         "SLURM_STEP_ID=0",
+                                         "SLURM_PROCID=0",
+                                         "SLURM_STEP_NUM_TASKS=4",
+                                         "SLURM_STEP_NUM_NODES=2",
+                                         "SLURM_STEP_NODELIST=n[0-1]",
+                                         "SLURM_NODEID=0"};
+  const auto run = [&](std::vector<std::string> flags) {
+    std::vector<std::string> argv = step;
+    flags.push_back("true");
+    for (const std::string& a : tlaunch_argv(flags)) argv.push_back(a);
+    return Command(argv).finish();
+  };
+  const auto refused = run({});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("SLURM_STEP_NUM_TASKS=4 on 2 nodes: start one tlaunch on each node"),
+            std::string::npos)
+      << refused.err;
+  EXPECT_EQ(run({"--standalone"}).exit_code, 0);
+}
+
 // They get what tlaunch would have set, and nothing where the user has decided.
 TEST(Launch, ProgramsStartedWithoutItWaitAsUnderIt) {
   const char* bin = std::getenv("TESSERA_BIN");

@@ -46,12 +46,28 @@ TEST(Options, BadValuesAreOneLine) {
   expect_refused({"--rdzv-id", "../x", "true"}, "--rdzv-id ../x:");
 }
 
-TEST(Options, SeveralNodesAreRefusedNotIgnored) {
-  expect_refused({"--nnodes", "2", "true"}, "not available yet");
-  expect_refused({"--nnodes", "1:4", "true"}, "not available yet");
-  expect_refused({"--nnodes", "x", "true"}, "--nnodes x:");
-  expect_refused({"--node-rank", "1", "true"}, "not available yet");
+TEST(Options, SeveralNodesNeedANumberAndAPlaceToMeet) {
+  expect_refused({"--nnodes", "x", "true"}, "--nnodes x: expected N or MIN:MAX");
+  expect_refused({"--nnodes", "1:4", "true"}, "not available yet; use --nnodes 4");
+  expect_refused({"--node-rank", "1", "true"}, "--node-rank 1: expected a number from 0 to 0");
+  expect_refused({"--nnodes", "2", "true"}, "--nnodes 2: give each host its --node-rank");
+  expect_refused({"--nnodes", "2", "--node-rank", "2", "true"},
+                 "--node-rank 2: expected a number from 0 to 1");
+  expect_refused({"--nnodes", "2", "--node-rank", "0", "true"},
+                 "give all hosts the same --rdzv-endpoint HOST:PORT");
+  expect_refused({"--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "a:0", "true"},
+                 "give all hosts the same --rdzv-endpoint HOST:PORT");
+  expect_refused({"--nnodes", "2", "--node-rank", "0", "--standalone", "true"}, "--standalone");
+  expect_refused({"--node-timeout", "0.1", "true"},
+                 "--node-timeout 0.1: expected seconds from 0.2");
   EXPECT_EQ(tlaunch({"--nnodes", "1:1", "--node-rank", "0", "true"}).exit_code, 0);
+}
+
+TEST(Options, AKeyFileThatCannotBeReadIsReported) {
+  const auto r = tlaunch({"--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "localhost:1",
+                          "--key-file", "/no/such/key", "true"});
+  EXPECT_NE(r.exit_code, 0);
+  EXPECT_NE(r.err.find("/no/such/key"), std::string::npos) << r.err;
 }
 
 TEST(Options, ProgramsThatCannotRun) {

@@ -1,4 +1,4 @@
-#include "collectives/gloo/route.h"
+#include "collectives/store/route.h"
 
 #include <fmt/format.h>
 #include <netdb.h>
