@@ -68,7 +68,7 @@ void kill_job(rlim_t mark, const std::string& key, pid_t launcher) {
       if (!std::isdigit(static_cast<unsigned char>(name[0]))) continue;
       const pid_t pid = std::stoi(name);
       if (killed.contains(pid)) continue;
-      if (!has_mark(pid, mark) && !has_in_environment(pid, "TESSERA_STORE_KEY=" + key)) continue;
+      if (!has_mark(pid, mark) && !has_in_environment(pid, "TESSERA_LAUNCHER=" + key)) continue;
       ::kill(pid, SIGKILL);
       killed.insert(pid);
     }

@@ -15,7 +15,7 @@ namespace tessera::launcher {
 class Guard {
  public:
   /// Marks this process and what it starts from now on, and forks; call it before the process has
-  /// threads. `key` is the value of TESSERA_STORE_KEY, which identifies the job where the mark
+  /// threads. `key` is the value of TESSERA_LAUNCHER, which identifies the job where the mark
   /// cannot be set.
   explicit Guard(const std::string& key);
   /// Lets the guard do its work and waits for its end, at most 2 s.

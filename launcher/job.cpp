@@ -30,6 +30,7 @@ struct World {
   int master_port = 0;
   std::string run_id, key;
   int attempt = 0;
+  std::string mark = {};
 };
 
 World world_alone(const Options& o, int port, const std::string& key, int attempt) {
@@ -69,12 +70,14 @@ Changes rank_environment(const Options& o, const Placement& placement, const Wor
                                  {"MASTER_PORT", std::to_string(world.master_port)},
                                  {"TESSERA_RUN_ID", world.run_id},
                                  {"TESSERA_RESTART_COUNT", std::to_string(world.attempt)},
-                                 {"TESSERA_STORE_KEY", world.key}});
+                                 {"TESSERA_STORE_KEY", world.key},
+                                 {"TESSERA_LAUNCHER", world.mark}});
   return changes;
 }
 
-Outcome run_attempt(const Run& run, Console& console, const World& world, Store* store,
-                    OtherHosts* others) {
+/// `run_id`: as people know the run.
+Outcome run_attempt(const Run& run, Console& console, const std::string& run_id, const World& world,
+                    Store* store, OtherHosts* others) {
   auto environment = [&](int rank, int) {
     return merged_environment(
         rank_environment(run.options, run.placement, world, rank - world.first_rank));
@@ -88,19 +91,11 @@ Outcome run_attempt(const Run& run, Console& console, const World& world, Store*
           .open_files = run.open_files,
           .signal_mask = run.signal_mask,
           .environment = environment,
+          .run_id = run_id,
           .first_rank = world.first_rank,
           .on_host = others ? " on " + host_name() : "",
           .elsewhere = others};
   return Supervisor(job, world.attempt).run();
-}
-
-// Where the agents of all hosts can reach it.
-std::unique_ptr<TcpStoreServer> serve_all(const std::string& key) {
-  try {
-    return std::make_unique<TcpStoreServer>("::", 0, key);
-  } catch (const UserError&) {  // this machine has no IPv6
-    return std::make_unique<TcpStoreServer>("0.0.0.0", 0, key);
-  }
 }
 
 std::string command_of(const Options& o) {
@@ -110,25 +105,11 @@ std::string command_of(const Options& o) {
   return text;
 }
 
-int stop_before_start(const Run& run, Console& console) {
-  signalfd_siginfo info{};
-  (void)!::read(run.signal_fd, &info, sizeof info);
-  const int signal = int(info.ssi_signo);
-  console.note(fmt::format("tlaunch: signal {} ({}) while waiting for the other hosts", signal,
-                           ::strsignal(signal)));
-  console.flush(1000, -1);
-  return 128 + signal;
-}
-
 }  // namespace
 
-std::string job_key(const Secret& secret, const std::string& run_id) {
-  const detail::Digest key = detail::hmac_sha256(secret.bytes, "store of job " + run_id);
-  return detail::to_hex(std::string(key.begin(), key.end()));
-}
-
-int run_alone(const Run& run, const std::string& key) {
+int run_alone(const Run& run) {
   const Options& o = run.options;
+  const std::string key = make_store_key();
   Console console(o.nproc > 1);
   if (!run.placement.note.empty()) console.note("tlaunch: " + run.placement.note);
   if (o.idle_nodes > 0)
@@ -140,8 +121,9 @@ int run_alone(const Run& run, const std::string& key) {
   TcpStoreServer server(o.host, o.port, key);
   for (int attempt = 0;; ++attempt) {
     PrefixStore store(attempt_prefix(attempt), server.store());
-    const Outcome outcome =
-        run_attempt(run, console, world_alone(o, server.port(), key, attempt), &store, nullptr);
+    World world = world_alone(o, server.port(), key, attempt);
+    world.mark = run.mark;
+    const Outcome outcome = run_attempt(run, console, o.run_id, world, &store, nullptr);
     if (!outcome.report.empty()) console.note(outcome.report);
     bool again = outcome.exit_code != 0 && outcome.stop_signal == 0 && attempt < o.max_restarts;
     if (again)
@@ -156,45 +138,54 @@ int run_alone(const Run& run, const std::string& key) {
   }
 }
 
-int run_with_others(const Run& run, const Secret& secret, const std::string& key) {
+int run_with_others(const Run& run, const Secret& secret) {
   const Options& o = run.options;
   Console console(true, host_name());
   if (!run.placement.note.empty()) console.note("tlaunch: " + run.placement.note);
-  const std::unique_ptr<TcpStoreServer> server = serve_all(key);
-  AgentOptions options{.nnodes = o.nnodes,
-                       .node_rank = o.node_rank,
-                       .rendezvous = {o.host, o.port},
-                       .nproc = o.nproc,
-                       .max_restarts = o.max_restarts};
-  options.job = fmt::format("tlaunch {} --nnodes {} --nproc {} --max-restarts {}: {}", version(),
-                            o.nnodes, o.nproc, o.max_restarts, command_of(o));
+  AgentOptions options;
+  options.nnodes = o.nnodes, options.node_rank = o.node_rank, options.nproc = o.nproc;
+  options.rendezvous = {o.host, o.port};
+  options.max_restarts = o.max_restarts;
+  options.run = o.run_id;
+  options.job =
+      fmt::format("tlaunch {} --nnodes {} --rdzv-endpoint {}:{} --nproc {} --max-restarts {}: {}",
+                  version(), o.nnodes, o.host, o.port, o.nproc, o.max_restarts, command_of(o));
   if (o.join_timeout_s > 0) options.join_timeout = std::chrono::seconds(o.join_timeout_s);
   if (o.node_timeout_s > 0)
     options.node_timeout = Membership::Time(int64_t(o.node_timeout_s * 1000));
-  Agent agent(options, secret, *server);
+  Agent agent(options, secret);
   for (;;) {
-    const std::optional<Agent::Turn> turn = agent.await_turn(run.signal_fd, console);
-    if (!turn) return stop_before_start(run, console);
-    if (!turn->generation) {
-      if (!turn->text.empty()) console.note(turn->text);
+    const Agent::Turn turn = agent.await_turn(run.signal_fd, console);
+    if (!turn.generation) {
+      if (!turn.text.empty()) console.note(turn.text);
       console.flush(60000, run.signal_fd);
-      if (turn->exit_code == 0) run.guard.dismiss();
-      return turn->exit_code == 0 && console.lost() ? 1 : turn->exit_code;
+      if (turn.exit_code == 0) run.guard.dismiss();
+      return turn.exit_code == 0 && console.lost() ? 1 : turn.exit_code;
     }
-    const Generation& g = *turn->generation;
-    const World world{.first_rank = g.first_rank(turn->place),
+    const Generation& g = *turn.generation;
+    const World world{.first_rank = g.first_rank(turn.place),
                       .size = g.world_size(),
-                      .node = turn->place,
+                      .node = turn.place,
                       .master_addr = g.leader().addresses.front().host,
                       .master_port = g.leader().store_port,
-                      .run_id = fmt::format("{}-{:08x}", o.run_id, uint32_t(g.ballot.by)),
-                      .key = key,
-                      .attempt = turn->attempt};
-    PrefixStore store(attempt_prefix(turn->attempt), server->store());
-    const Outcome outcome =
-        run_attempt(run, console, world, turn->leads ? &store : nullptr, &agent);
-    if (!outcome.report.empty()) console.note(outcome.report);
-    agent.tell_done(outcome);
+                      .run_id = fmt::format("{}-{:08x}", g.run, uint32_t(g.ballot.by)),
+                      .key = turn.key,
+                      .attempt = g.restarts,
+                      .mark = run.mark};
+    try {
+      const Outcome outcome = run_attempt(run, console, g.run, world, turn.store.get(), &agent);
+      if (!outcome.report.empty()) console.note(outcome.report);
+      // Nobody is told where the others have ended the attempt already.
+      if (outcome.cut_short && outcome.stop_signal) return 128 + outcome.stop_signal;
+      agent.tell_done(outcome);
+    } catch (const UserError& e) {  // ranks could not be started here
+      Outcome outcome;
+      outcome.exit_code = 1;
+      outcome.report = fmt::format("tlaunch: {}: {}\n", host_name(), e.what());
+      console.note(outcome.report);
+      agent.tell_failure({world.first_rank, "it could not be started", outcome.exit_code});
+      agent.tell_done(outcome, true);
+    }
   }
 }
 

@@ -18,17 +18,15 @@ struct Run {
   const Options& options;
   const Placement& placement;
   Guard& guard;
+  std::string mark;  // in the environment of all that this tlaunch starts (guard.h)
   int signal_fd;
   rlimit open_files;     // as tlaunch was started with
   sigset_t signal_mask;  // likewise
 };
 
-/// The key of the store of a job of several hosts, which its ranks get.
-std::string job_key(const Secret& secret, const std::string& run_id);
-
-/// Both return the exit status of tlaunch, and throw UserError. `key` is that of the store.
-int run_alone(const Run& run, const std::string& key);
-int run_with_others(const Run& run, const Secret& secret, const std::string& key);
+/// Both return the exit status of tlaunch, and throw UserError.
+int run_alone(const Run& run);
+int run_with_others(const Run& run, const Secret& secret);
 
 /// Prints what would be run (--dry-run).
 int print_plan(const Options& options, const Placement& placement);

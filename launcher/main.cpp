@@ -70,12 +70,12 @@ int run(int argc, char** argv) {
   const bool alone = options->nnodes == 1;
   const Secret secret = alone ? Secret{} : job_secret(options->key_file);
   ::unsetenv("TESSERA_JOB_KEY");  // which ranks have no use for
-  const std::string key = alone ? make_store_key() : job_key(secret, options->run_id);
-  Guard guard(key);
+  const std::string mark = make_store_key().substr(0, 16);
+  Guard guard(mark);
   sigset_t mask_before;
   const int signal_fd = take_signals(&mask_before);
-  const Run run{*options, placement, guard, signal_fd, files_before, mask_before};
-  return alone ? run_alone(run, key) : run_with_others(run, secret, key);
+  const Run run{*options, placement, guard, mark, signal_fd, files_before, mask_before};
+  return alone ? run_alone(run) : run_with_others(run, secret);
 }
 
 }  // namespace

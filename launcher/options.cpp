@@ -159,6 +159,8 @@ void read_nodes(const Typed& typed, Options& o) {
                 "--nnodes {}: a number of hosts that changes is not available yet; use --nnodes {}",
                 typed.nnodes, nodes.back());
   o.nnodes = int(*to_int(nodes.front()));
+  TESSERA_CHECK(o.nnodes > 1 || typed.node_rank.empty() || to_int(typed.node_rank) == 0,
+                "--node-rank {}: give --nnodes too, the number of hosts", typed.node_rank);
   o.node_rank = typed.node_rank.empty()
                     ? 0
                     : int_flag("--node-rank", typed.node_rank, 0, o.nnodes - 1, "a number");
@@ -227,6 +229,7 @@ void read_env(const Typed& typed, Options& options) {
                                              "MASTER_PORT",
                                              "TESSERA_RESTART_COUNT",
                                              "TESSERA_STORE_KEY",
+                                             "TESSERA_LAUNCHER",
                                              "TESSERA_RUN_ID"};
   for (const std::string& pair : typed.env) {
     size_t equal = pair.find('=');
@@ -253,10 +256,7 @@ Options checked(Typed typed, int cores) {
   o.idle_nodes = nodes_left_idle(typed);
   read_endpoint(typed, o);
   read_nodes(typed, o);
-  // All hosts have to name the run alike.
-  o.run_id = !typed.run_id.empty() ? typed.run_id
-             : o.nnodes > 1        ? fmt::format("{}-{}", o.host, o.port)
-                                   : new_run_id();
+  o.run_id = typed.run_id.empty() ? new_run_id() : typed.run_id;
   TESSERA_CHECK(o.run_id.find('/') == std::string::npos && o.run_id != ".." && o.run_id != "." &&
                     o.run_id.size() <= 128,
                 "--rdzv-id {}: names a folder of --log-dir; use up to 128 characters without /",

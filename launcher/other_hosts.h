@@ -20,6 +20,7 @@ class OtherHosts {
       kNone,
       kNote,     // text: a line for people
       kFailure,  // a rank on another host failed: survivors have their time for errors of their own
+      kLeft,     // a rank, on whatever host, has ended well
       kSignal,   // tlaunch on another host was told to stop
       kEnd       // a host is lost, or joins: this attempt ends at once
     };
@@ -27,7 +28,7 @@ class OtherHosts {
     int signal = 0;
     std::vector<int> absent = {};  // ranks that the others gave up, with kFailure
     std::string text = {};         // for people, with kNote and kEnd
-    int attempt = 0;               // which it is about; kNote is about none
+    int attempt = 0;               // that it is about, but for kNote
   };
 
   virtual ~OtherHosts() = default;

@@ -96,7 +96,7 @@ void Supervisor::prepare(Worker& worker) {
     worker.open_stream(s, worker.rank == 0 && stream.on_console && ::isatty(s + 1));
     if (!((redirect | tee) >> s & 1)) continue;
     std::string folder =
-        fmt::format("{}/{}/attempt_{}/rank_{}", o.log_dir, o.run_id, attempt_, worker.rank);
+        fmt::format("{}/{}/attempt_{}/rank_{}", o.log_dir, job_.run_id, attempt_, worker.rank);
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     TESSERA_CHECK(!error, "--log-dir: cannot create {} ({})", folder, error.message());
@@ -192,11 +192,13 @@ void Supervisor::on_signal() {
   signal_all(signal);
 }
 
-void Supervisor::on_stop_signal(int signal) {
+void Supervisor::on_stop_signal(int signal, bool elsewhere) {
   const char* name = ::strsignal(signal);
   // `timeout` and some shells signal a program and its group at once, which counts as one signal.
   constexpr double kOneSignal_s = 0.25;
   if (signal == stop_signal_ && now_s() < stop_s_ + kOneSignal_s) return;
+  // Whoever stops a job of several hosts may signal one after another.
+  if (stop_signal_ != 0 && std::exchange(stopped_elsewhere_, false)) return;
   if (stop_signal_ != 0) {
     job_.console.note(
         fmt::format("tlaunch: signal {} ({}) again: killing all ranks", signal, name));
@@ -206,11 +208,12 @@ void Supervisor::on_stop_signal(int signal) {
   }
   stop_signal_ = signal;
   stop_s_ = now_s();
-  if (job_.elsewhere) job_.elsewhere->tell_signal(signal);
+  stopped_elsewhere_ = elsewhere;
+  if (job_.elsewhere && !elsewhere) job_.elsewhere->tell_signal(signal);
   job_.console.note(fmt::format(
-      "tlaunch: signal {} ({}): passed on to all ranks, which have {:g} s; send it again to kill "
+      "tlaunch: signal {} ({}){}: passed on to all ranks, which have {:g} s; send it again to kill "
       "them now",
-      signal, name, job_.options.grace_s));
+      signal, name, elsewhere ? " on another host" : "", job_.options.grace_s));
   signal_all(signal);
   phase_ = Phase::kStopping;
   phase_end_s_ = now_s() + job_.options.grace_s;
@@ -224,13 +227,17 @@ void Supervisor::on_news() {
       case Kind::kNone: return;
       case Kind::kNote: job_.console.note(news.text); break;
       case Kind::kFailure:
+        cause_ = news.absent;
         note_absent(news.absent);
         if (phase_ != Phase::kRunning) break;
         phase_ = Phase::kGrace;
         phase_end_s_ = now_s() + kSurvivorsGrace_s;
         break;
       case Kind::kSignal:
-        if (stop_signal_ == 0) on_stop_signal(news.signal);
+        if (stop_signal_ == 0) on_stop_signal(news.signal, true);
+        break;
+      case Kind::kLeft:
+        if (left_elsewhere_s_ < 0) left_elsewhere_s_ = now_s();
         break;
       case Kind::kEnd:
         cut_short_ = true;
@@ -270,8 +277,7 @@ void Supervisor::on_exit(Worker& worker) {
 }
 
 void Supervisor::announce(const Worker& worker) {
-  if (job_.elsewhere) job_.elsewhere->tell_end(worker.rank, worker.how(), worker.failed());
-  if (!job_.store) return;
+  if (job_.elsewhere) return job_.elsewhere->tell_end(worker.rank, worker.how(), worker.failed());
   try {
     if (worker.failed())
       announce_death(*job_.store, worker.rank, worker.how());
@@ -295,10 +301,9 @@ void Supervisor::note_absent(const std::vector<int>& ranks) {
 // Puts the ranks that caused the failure first: ranks that fail because of another may end before
 // it.
 void Supervisor::put_cause_first() {
-  if (!job_.store) return;
-  const std::vector<int> cause = cause_of_failure(*job_.store);
+  if (job_.store) cause_ = cause_of_failure(*job_.store);
   std::ranges::stable_partition(failed_, [&](const Worker* worker) {
-    return std::ranges::find(cause, worker->rank) != cause.end();
+    return std::ranges::find(cause_, worker->rank) != cause_.end();
   });
 }
 
@@ -351,7 +356,7 @@ void Supervisor::on_time() {
 }
 
 double Supervisor::last_end_s() const {
-  double last = -1;
+  double last = left_elsewhere_s_;
   for (const auto& worker : workers_) last = std::max(last, worker->ended_s);
   return last;
 }
@@ -430,7 +435,7 @@ Outcome Supervisor::outcome() const {
                                    job_.on_host, job_.console);
     if (!job_.options.log_dir.empty())
       result.report += fmt::format("tlaunch: logs in {}/{}/attempt_{}\n", job_.options.log_dir,
-                                   job_.options.run_id, attempt_);
+                                   job_.run_id, attempt_);
   }
   if (stop_signal_ != 0 && failed_.empty()) result.exit_code = 128 + stop_signal_;
   return result;

@@ -32,6 +32,7 @@ struct Job {
   sigset_t signal_mask;  // likewise
   /// Returns the environment of a rank.
   std::function<std::vector<std::string>(int rank, int attempt)> environment;
+  std::string run_id;               // names a folder of --log-dir
   int first_rank = 0;               // of this host
   std::string on_host;              // " on node1" where there are other hosts, else ""
   OtherHosts* elsewhere = nullptr;  // nullptr: there are none
@@ -64,7 +65,7 @@ class Supervisor {
   void loop();
   void on_event(uint64_t tag);
   void on_signal();
-  void on_stop_signal(int signal);
+  void on_stop_signal(int signal, bool elsewhere = false);
   void on_news();
   void on_exit(Worker& worker);
   void announce(const Worker& worker);
@@ -94,6 +95,9 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   double phase_end_s_ = 0;
   bool cut_short_ = false;
+  bool stopped_elsewhere_ = false;  // another host passed on stop_signal_, and none came here yet
+  double left_elsewhere_s_ = -1;    // when the first rank of another host ended well
+  std::vector<int> cause_;          // ranks that the others gave up
   int stop_signal_ = 0;
   double stop_s_ = 0;
   bool said_who_runs_ = false;

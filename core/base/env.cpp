@@ -33,6 +33,7 @@ constexpr Variable kTable[] = {
     {"TESSERA_RUN_ID", "", "name of the job, part of every shared name (set by tlaunch)"},
     {"TESSERA_RESTART_COUNT", "0", "how often tlaunch has restarted the workers"},
     {"TESSERA_STORE_KEY", "", "per-job secret that the store asks of its clients (set by tlaunch)"},
+    {"TESSERA_LAUNCHER", "", "marks what one tlaunch has started (set by tlaunch)"},
     {"TESSERA_JOB_KEY", "",
      "secret that the tlaunch of each host shares with the others; default is in ~/.tessera/key"},
     {"TESSERA_TIMEOUT", "60", "deadline of each collective in seconds"},

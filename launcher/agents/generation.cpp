@@ -1,5 +1,7 @@
 #include "launcher/agents/generation.h"
 
+#include <fmt/core.h>
+
 #include "collectives/store/wire.h"
 
 namespace tessera::launcher {
@@ -12,7 +14,7 @@ void put(Writer& out, const Ballot& b) { out.integer(int64_t(b.round)).integer(i
 
 void put(Writer& out, const Node& n) {
   out.integer(int64_t(n.id))
-      .integer(int64_t(n.start))
+
       .integer(n.slot)
       .integer(n.nproc)
       .text(n.host);
@@ -23,7 +25,7 @@ void put(Writer& out, const Node& n) {
 
 void put(Writer& out, const Generation& g) {
   put(out, g.ballot);
-  out.integer(int64_t(g.number)).count(g.nodes.size());
+  out.text(g.run).integer(g.restarts).integer(int64_t(g.number)).count(g.nodes.size());
   for (const Node& n : g.nodes) put(out, n);
 }
 
@@ -60,7 +62,6 @@ Address address(Reader& in) {
 Node node(Reader& in) {
   Node n;
   n.id = NodeId(in.integer());
-  n.start = uint64_t(in.integer());
   n.slot = small(in, -1, kMostRanks);
   n.nproc = small(in, 1, kMostRanks);
   n.host = in.text();
@@ -73,12 +74,18 @@ Node node(Reader& in) {
 Generation generation(Reader& in) {
   Generation g;
   g.ballot = ballot(in);
+  g.run = in.text();
+  g.restarts = small(in, 0, 1 << 30);
   g.number = uint64_t(in.integer());
-  g.nodes = list_of(in, 52, node);
+  g.nodes = list_of(in, 44, node);
   return g;
 }
 
 }  // namespace
+
+std::string name_of(const Node& n) {
+  return n.slot < 0 ? n.host : fmt::format("node {} ({})", n.slot, n.host);
+}
 
 int Generation::place_of(NodeId id) const {
   for (size_t i = 0; i < nodes.size(); ++i)
@@ -119,7 +126,7 @@ Message decode(std::string_view bytes) {
   m.ballot = ballot(in);
   m.promised = ballot(in);
   m.node = node(in);
-  m.known = list_of(in, 28, generation);
+  m.known = list_of(in, 40, generation);
   m.proposal = generation(in);
   m.covers = list_of(in, 16, ballot);
   m.sure = small(in, 0, 1);

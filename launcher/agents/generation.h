@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/agents/peers.h"
+#include "launcher/agents/address.h"
 
 namespace tessera::launcher {
 
@@ -20,15 +20,17 @@ using NodeId = uint64_t;
 /// What an agent says of itself.
 struct Node {
   NodeId id = 0;
-  uint64_t start = 0;                   // drawn at random by each process
   int slot = -1;                        // --node-rank; -1: any
   int nproc = 1;                        // ranks on this host
   std::string host = {};                // its name
   std::vector<Address> addresses = {};  // where its agent listens
   int store_port = 0;                   // where its store listens
-  std::string job = {};                 // what must be equal on all hosts, as text for people
+  std::string job = {};  // what must be equal on all hosts, for people; in kJoin alone
   bool operator==(const Node&) const = default;
 };
+
+/// For people: "node 1 (node1)", or its host where it has no number.
+std::string name_of(const Node& node);
 
 /// Orders all proposals of all agents.
 struct Ballot {
@@ -39,12 +41,15 @@ struct Ballot {
 
 struct Generation {
   Ballot ballot = {};
+  std::string run = {};          // the name of the job, the same in all its generations
+  int restarts = 0;              // how many generations of the job came before
   uint64_t number = 0;           // 1, 2, ...; later ones that train have higher numbers
   std::vector<Node> nodes = {};  // in the order of their ranks
   bool operator==(const Generation&) const = default;
 
   /// The place of a node in `nodes`, or -1.
   int place_of(NodeId id) const;
+  bool has(NodeId id) const { return place_of(id) >= 0; }
   const Node& leader() const;
   int world_size() const;
   /// The number of the first rank of nodes[place].
@@ -52,12 +57,12 @@ struct Generation {
 };
 
 enum class MessageKind : uint8_t {
-  kBeat,      // ballot, node, sure: `by` lives, and follows `node`, or leads where that is itself
+  kBeat,      // ballot, node, sure: `by` lives, and follows `node`; it leads where that is itself
   kJoin,      // node, known: take me into your next generation
   kLead,      // node, known: I gather the next generation, join me
   kRedirect,  // node: ask that one instead
   kRefuse,    // text: you cannot join, and why
-  kPrepare,   // proposal, covers: promise to take part in nothing older, and accept this one
+  kPrepare,   // proposal, covers, known: promise to take part in nothing older, and accept this one
   kAccept,    // ballot: I do
   kReject,    // ballot, promised, known: I do not; this is what I know
   kCommit,    // ballot: all have accepted it; begin
@@ -73,7 +78,7 @@ struct Message {
   Generation proposal{};
   std::vector<Ballot> covers =
       {};            // generations of which enough nodes are among those that are asked
-  bool sure = true;  // that the node followed leads
+  bool sure = true;  // that the node which the sender follows leads
   std::string text = {};
 };
 

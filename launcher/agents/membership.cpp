@@ -15,11 +15,11 @@ using Time = Membership::Time;
 constexpr Time kFirstNote{10000}, kNotes{60000};  // how often those that wait say so
 constexpr Time kProbes{500};
 
-std::string name_of(const Node& n) {
-  return n.slot < 0 ? n.host : fmt::format("node {} ({})", n.slot, n.host);
+// Without what only kJoin says of a node.
+Node brief(Node node) {
+  node.job.clear();
+  return node;
 }
-
-bool is_member(const Generation& g, NodeId id) { return g.place_of(id) >= 0; }
 
 }  // namespace
 
@@ -44,7 +44,7 @@ void Membership::opened(Link link, Time now) {
   Peer& peer = peers_[link];
   peer.opened = true, peer.heard = now;
   if (peer.probe) {
-    Message m{.kind = MessageKind::kLead, .node = self_, .known = known()};
+    Message m{.kind = MessageKind::kLead, .node = brief(self_), .known = known()};
     send(link, m);
   } else if (link == leader_link_) {
     Message m{.kind = MessageKind::kJoin, .node = self_, .known = known()};
@@ -85,8 +85,8 @@ void Membership::lose_candidate(NodeId id, const std::string& why, Time now) {
   const Candidate gone = candidates_[id];
   candidates_.erase(id);
   changed_ = now;
-  if (proposal_ && is_member(*proposal_, id)) proposal_.reset();
-  if (leading_ && active_ && is_member(committed_, id))
+  if (proposal_ && proposal_->has(id)) proposal_.reset();
+  if (leading_ && active_ && committed_.has(id))
     halt_all(fmt::format("{} is lost: {}", name_of(gone.node), why), now);
   if (leading_) try_form(now);
 }
@@ -102,7 +102,7 @@ void Membership::halt_all(const std::string& why, Time now) {
   stop(why, now);
   changed_ = now;
   for (const auto& [id, candidate] : candidates_)
-    if (is_member(committed_, id))
+    if (committed_.has(id))
       send(candidate.link, {.kind = MessageKind::kHalt, .ballot = ballot, .text = why});
 }
 
@@ -144,6 +144,7 @@ void Membership::received(Link link, std::string_view message, Time now) {
       return;
     case MessageKind::kRefuse:
       if (link != leader_link_) return;
+      stop(m.text, now);
       done_ = true;
       return outside_.give_up(m.text);
     case MessageKind::kPrepare: return on_prepare(link, m, now);
@@ -255,15 +256,17 @@ void Membership::on_join(Link link, const Message& m, Time now) {
     send(link, {.kind = MessageKind::kRefuse, .text = why});
     return drop(link);
   }
+  if (settings_.fixed() && is_taken(m.node)) return drop(link);  // it will ask again
+  came_first_.erase(m.node.id);
   Candidate& candidate = candidates_[m.node.id];
   if (candidate.link && candidate.link != link) drop(candidate.link);
   candidate = {.node = m.node, .link = link, .turn = ++turns_};
   suspects_.erase(m.node.id);
   missed_.erase(m.node.id);
   changed_ = now;
-  if (proposal_ && is_member(*proposal_, m.node.id)) proposal_.reset();  // it has begun anew
+  if (proposal_ && proposal_->has(m.node.id)) proposal_.reset();  // it has begun anew
   // A member that asks to join takes part no more.
-  if (leading_ && active_ && is_member(committed_, m.node.id))
+  if (leading_ && active_ && committed_.has(m.node.id))
     halt_all(fmt::format("{} lost its connection", name_of(m.node)), now);
   if (leading_) try_form(now);
 }
@@ -288,7 +291,7 @@ void Membership::on_lead(Link link, const Message& m, Time now) {
                        (theirs == ours && mine >= 0 && (other < 0 || mine < other)) ||
                        (theirs == ours && mine < 0 && other < 0 && settings_.first);
     if (stays) {
-      send(link, {.kind = MessageKind::kRedirect, .node = self_});
+      send(link, {.kind = MessageKind::kRedirect, .node = brief(self_)});
       return;
     }
   }
@@ -305,21 +308,31 @@ std::string Membership::reason_to_refuse(const Node& node, Time now) {
   if (node.slot >= settings_.max_nodes)
     return fmt::format("--node-rank {}: there are {} nodes, numbered from 0", node.slot,
                        settings_.max_nodes);
-  std::vector<Node> others{self_};
-  for (const auto& [id, candidate] : candidates_) others.push_back(candidate.node);
-  for (const Node& other : others) {
-    if (other.slot != node.slot || other.id == node.id) continue;
-    // An agent that listens where another did has taken the place of one that is gone.
-    if (other.id != self_.id && other.addresses == node.addresses) {
-      const Link old = candidates_[other.id].link;
-      drop(old);
-      lose_candidate(other.id, "it was started again", now);
-      continue;
-    }
+  const Time first = came_first_.try_emplace(node.id, now).first->second;
+  const auto taken_by = [&](const Node& other) {
     return fmt::format("--node-rank {} is taken by {}; give each host a number of its own",
                        node.slot, other.host);
+  };
+  if (node.slot == self_.slot) return taken_by(self_);
+  // Another agent of the same number is most likely gone, and its end is not known here yet.
+  const Time enough = 3 * settings_.heartbeat;
+  for (const auto& [id, candidate] : candidates_) {
+    if (candidate.node.slot != node.slot || id == node.id) continue;
+    const Time heard = peers_[candidate.link].heard;
+    if (heard > first + enough) return taken_by(candidate.node);
+    if (heard + enough < now) {
+      drop(candidate.link);
+      lose_candidate(NodeId(id), "another agent of its number has come", now);
+      break;
+    }
   }
   return "";
+}
+
+bool Membership::is_taken(const Node& node) const {
+  return std::ranges::any_of(candidates_, [&](const auto& candidate) {
+    return candidate.second.node.slot == node.slot && candidate.first != node.id;
+  });
 }
 
 // Tells nodes that may not know it that this one gathers: those of earlier generations, and
@@ -353,209 +366,10 @@ void Membership::probe(Time now) {
   peers_[link] = {.heard = now, .probe = true};
 }
 
-// ---- Agreeing ----
-
-const Generation& Membership::newest() const {
-  return pending_.empty() ? committed_ : pending_.back();
-}
-
-std::vector<Generation> Membership::known() const {
-  std::vector<Generation> all{committed_};
-  all.insert(all.end(), pending_.begin(), pending_.end());
-  return all;
-}
-
-// Takes over what another node knows. True where the generation in force here has been replaced by
-// one that was committed later.
-bool Membership::learn(const std::vector<Generation>& known, Time now) {
-  if (known.empty()) return false;
-  bool replaced = false;
-  if (known.front().ballot > committed_.ballot) {
-    replaced = active_;
-    stop("a newer generation has begun without this node", now);
-    for (const Node& node : committed_.nodes) missed_[node.id] = node;
-    committed_ = known.front();
-    proposal_.reset();
-  }
-  for (size_t i = 1; i < known.size(); ++i)
-    if (std::ranges::find(pending_, known[i]) == pending_.end()) pending_.push_back(known[i]);
-  std::erase_if(pending_, [&](const Generation& g) { return g.ballot <= committed_.ballot; });
-  std::ranges::sort(pending_, {}, &Generation::ballot);
-  return replaced;
-}
-
-void Membership::keep() {
-  outside_.keep(encode({.kind = MessageKind::kBeat, .promised = promised_, .known = known()}));
-}
-
-bool Membership::has_quorum(const Generation& of, const std::vector<Node>& chosen) const {
-  if (of.nodes.empty()) return true;
-  size_t there = 0;
-  bool first = false;
-  for (const Node& node : chosen) {
-    const int place = of.place_of(node.id);
-    there += place >= 0;
-    first = first || place == 0;
-  }
-  return 2 * there > of.nodes.size() || (2 * there == of.nodes.size() && first);
-}
-
-// The nodes of the next generation in the order of their ranks; none: not enough are there.
-std::vector<Node> Membership::choose() const {
-  std::vector<Candidate> there{{.node = self_}};
-  for (const auto& [id, candidate] : candidates_) there.push_back(candidate);
-  const Generation& before = newest();
-  const size_t most = size_t(settings_.max_nodes);
-  if (settings_.fixed()) {
-    if (there.size() < most) return {};
-    std::ranges::sort(there, {}, [](const Candidate& c) { return c.node.slot; });
-    std::vector<Node> nodes;
-    for (const Candidate& c : there) nodes.push_back(c.node);
-    return nodes;
-  }
-  // Those that were there before go first, then those that came first.
-  std::ranges::sort(there, {}, [&](const Candidate& c) {
-    const int place = before.place_of(c.node.id);
-    return std::pair(place < 0, place < 0 ? c.turn : place);
-  });
-  if (there.size() > most) there.resize(most);
-  if (int(there.size()) < settings_.min_nodes) return {};
-  // Those that were there keep their places, new ones take those of nodes that are gone, and the
-  // last ones move where places are left.
-  std::vector<std::optional<Node>> places(std::max(before.nodes.size(), there.size()));
-  std::vector<Node> fresh;
-  for (const Candidate& c : there) {
-    const int place = before.place_of(c.node.id);
-    if (place >= 0)
-      places[size_t(place)] = c.node;
-    else
-      fresh.push_back(c.node);
-  }
-  size_t next = 0;
-  for (auto& place : places)
-    if (!place && next < fresh.size()) place = fresh[next++];
-  for (size_t i = 0; i < places.size(); ++i) {
-    while (!places.empty() && !places.back()) places.pop_back();
-    if (i < places.size() && !places[i]) std::swap(places[i], places.back());
-  }
-  while (!places.empty() && !places.back()) places.pop_back();
-  std::vector<Node> nodes;
-  for (const auto& place : places) nodes.push_back(*place);
-  return nodes;
-}
-
-void Membership::try_form(Time now) {
-  if (!leading_ || active_ || proposal_ || done_) return;
-  std::vector<Node> nodes = choose();
-  if (nodes.empty()) return;
-  const bool more_may_come = int(nodes.size()) < settings_.max_nodes;
-  if (more_may_come && now < changed_ + (committed_.number ? settings_.regroup : settings_.quiet))
-    return;
-  if (!settings_.fixed())
-    for (const Generation& g : known())
-      if (!has_quorum(g, nodes)) return;
-  Generation p;
-  uint64_t round = std::max(promised_.round, committed_.ballot.round);
-  for (const Generation& g : pending_) round = std::max(round, g.ballot.round);
-  p.ballot = {round + 1, self_.id};
-  p.number = committed_.number + 1;
-  for (const Generation& g : pending_) p.number = std::max(p.number, g.number + 1);
-  p.nodes = std::move(nodes);
-  Message m{.kind = MessageKind::kPrepare, .known = known(), .proposal = p};
-  for (const Generation& g : known()) m.covers.push_back(g.ballot);
-  promised_ = p.ballot;
-  pending_.push_back(p);
-  keep();
-  proposal_ = p;
-  for (auto& [id, candidate] : candidates_) {
-    candidate.accepted = false;
-    if (is_member(p, id)) send(candidate.link, m);
-  }
-  try_commit(now);
-}
-
-void Membership::on_prepare(Link link, const Message& m, Time now) {
-  const Generation& p = m.proposal;
-  // The leader of a proposal is one of its nodes, and so is whom it asks.
-  if (!is_member(p, self_.id) || !is_member(p, p.ballot.by) || p.ballot.by == self_.id) return;
-  learn(m.known, now);
-  const auto covered = [&](const Generation& g) {
-    return !g.number || std::ranges::find(m.covers, g.ballot) != m.covers.end();
-  };
-  if (p.ballot <= promised_ || !std::ranges::all_of(known(), covered)) {
-    send(link, {.kind = MessageKind::kReject,
-                .ballot = p.ballot,
-                .promised = promised_,
-                .known = known()});
-    if (leading_) return;
-    if (!leader_link_) try_again_ = now;
-    return;
-  }
-  promised_ = p.ballot;
-  stop(fmt::format("{} gathers a new generation", name_of(p.leader())), now);
-  follow(link, p.leader());
-  pending_.push_back(p);
-  keep();
-  send(link, {.kind = MessageKind::kAccept, .ballot = p.ballot});
-}
-
-void Membership::on_accept(Link link, const Message& m, Time now) {
-  if (!proposal_ || proposal_->ballot != m.ballot) return;
-  const auto candidate = candidates_.find(peers_[link].node);
-  if (candidate == candidates_.end() || candidate->second.link != link) return;
-  candidate->second.accepted = true;
-  try_commit(now);
-}
-
-void Membership::on_reject(const Message& m, Time now) {
-  if (!leading_ || !proposal_ || proposal_->ballot != m.ballot) return;
-  proposal_.reset();
-  promised_.round = std::max(promised_.round, m.promised.round);
-  learn(m.known, now);
-  changed_ = now;  // tick() tries again
-}
-
-void Membership::try_commit(Time now) {
-  if (!proposal_) return;
-  for (const auto& [id, candidate] : candidates_)
-    if (is_member(*proposal_, id) && !candidate.accepted) return;
-  for (const Node& node : proposal_->nodes)
-    if (node.id != self_.id && !candidates_.count(node.id)) return;
-  for (const Node& node : committed_.nodes) missed_[node.id] = node;
-  committed_ = *std::exchange(proposal_, std::nullopt);
-  std::erase_if(pending_, [&](const Generation& g) { return g.ballot <= committed_.ballot; });
-  for (const Node& node : committed_.nodes) missed_.erase(node.id);
-  suspects_.clear();
-  keep();
-  active_ = true;
-  said_ = now;
-  for (const auto& [id, candidate] : candidates_)
-    if (is_member(committed_, id))
-      send(candidate.link, {.kind = MessageKind::kCommit, .ballot = committed_.ballot});
-  outside_.begin(committed_);
-}
-
-void Membership::on_commit(Link link, const Message& m, Time now) {
-  if (link != leader_link_ || m.ballot != promised_) return;
-  const auto found = std::ranges::find(pending_, m.ballot, &Generation::ballot);
-  if (found == pending_.end()) return;
-  committed_ = *found;
-  std::erase_if(pending_, [&](const Generation& g) { return g.ballot <= committed_.ballot; });
-  suspects_.clear();
-  keep();
-  active_ = true;
-  said_ = now;
-  outside_.begin(committed_);
-}
-
-void Membership::on_halt(Link link, const Message& m, Time now) {
-  if (link == leader_link_ && active_ && m.ballot == committed_.ballot) stop(m.text, now);
-}
-
 // ---- Payloads ----
 
 void Membership::on_payload(Link link, const Message& m) {
-  if (active_ && m.ballot == committed_.ballot && is_member(committed_, peers_[link].node))
+  if (active_ && m.ballot == committed_.ballot && committed_.has(peers_[link].node))
     outside_.on_payload(peers_[link].node, m.text);
 }
 
@@ -567,7 +381,7 @@ void Membership::tell_leader(const std::string& payload) {
 
 void Membership::tell_all(const std::string& payload) {
   for (const auto& [id, candidate] : candidates_)
-    if (active_ && is_member(committed_, id))
+    if (active_ && committed_.has(id))
       send(candidate.link,
            {.kind = MessageKind::kPayload, .ballot = committed_.ballot, .text = payload});
 }
@@ -583,7 +397,7 @@ void Membership::tick(Time now) {
     else if (peer.opened && !peer.probe)
       send(link, {.kind = MessageKind::kBeat,
                   .ballot = {0, self_.id},
-                  .node = leading_ ? self_ : leader_,
+                  .node = brief(leading_ ? self_ : leader_),
                   .sure = leading_ || leader_leads_});
   }
   for (Link link : silent) {
@@ -608,7 +422,7 @@ std::string Membership::whom_it_waits_for() const {
     std::string where;
     for (const Address& a : settings_.rendezvous)
       where += (where.empty() ? "" : ", ") + to_string(a);
-    return fmt::format("no leader has been found, asking first at {}{}", where,
+    return fmt::format("nobody leads yet; node 0 is asked at {}{}", where,
                        last_loss_.empty() ? "" : " (" + last_loss_ + ")");
   }
   if (!settings_.fixed())

@@ -9,14 +9,16 @@
 // "Paxos Made Simple", 2001; Lamport, Malkhi and Zhou, "Reconfiguring a State Machine", 2010.)
 //
 // Invariants, for any loss, delay or cut of connections and any end of agents:
-// - A proposal is made only if the nodes that are asked contain a quorum of the newest committed
-//   generation and of each that any of them has accepted since. A quorum is more than half of a
-//   generation's nodes, or half with its first node; or, where the number of hosts is fixed and
-//   each has a number, a node for each number. Agents that are started again must remember what
-//   they had promised in the first case, and need not in the second.
-// - Hence two generations that were committed share a node, which takes part in the newer one
-//   alone: at no time do all nodes of two generations take part in them.
-// - Generations that train have increasing numbers.
+// - Where the number of hosts may change, a proposal is made only if the nodes that are asked
+//   contain a quorum of the newest committed generation, and of each that any of them has accepted
+//   since: more than half of its nodes, or half with its first one. Agents that are started again
+//   remember what they have promised. Hence a committed generation shares a node with the next one,
+//   and the node takes part in the newer of them alone.
+// - Where it is fixed, and each host has a number of its own, a proposal is made if there is a node
+//   for each number. Agents need to remember nothing, but an agent must not be started under a
+//   number while another lives under it.
+// - In both cases, at no time do all nodes of two generations take part in them; and generations
+//   that train have increasing numbers, as long as one node remembers the last.
 #pragma once
 #include <chrono>
 #include <map>
@@ -40,11 +42,12 @@ class Membership {
     /// first generation.
     bool first = false;
     std::vector<Address> rendezvous;  // where that one listens
+    std::string run;                  // the name of the job, where this agent gathers its first one
     Time heartbeat{100};
     Time node_timeout{5000};    // without a word from a node, it is lost
     Time join_timeout{600000};  // for nodes to come together
     Time quiet{3000};   // where more nodes may come, the first generation waits so long for them
-    Time regroup{300};  // and later ones so long
+    Time regroup{300};  // and later ones wait so long
     Time retry{100};    // between attempts to reach the same node
     bool fixed() const { return min_nodes == max_nodes; }
   };
@@ -140,9 +143,11 @@ class Membership {
   std::vector<Generation> known() const;
   const Generation& newest() const;
   std::string reason_to_refuse(const Node& node, Time now);
+  bool is_taken(const Node& node) const;
   void try_form(Time now);
   void try_commit(Time now);
   std::vector<Node> choose() const;
+  void take_force(Generation generation, Time now);
   bool has_quorum(const Generation& of, const std::vector<Node>& chosen) const;
   std::string whom_it_waits_for() const;
 
@@ -175,10 +180,11 @@ class Membership {
   bool leading_ = false;
   std::map<NodeId, Candidate> candidates_;  // others, also those that wait while nobody leads
   int turns_ = 0;
+  std::map<NodeId, Time> came_first_;  // nodes whose number another one has
   std::optional<Generation> proposal_;
   Time changed_{0};  // when a candidate last came or went
   Time probed_{0};
-  std::map<NodeId, Node> missed_;  // nodes of earlier generations, where they listened
+  std::map<NodeId, Node> missed_;  // nodes of earlier generations that may come back
 
   Time apart_since_{0};  // since when no generation is in force here
   Time said_{0};

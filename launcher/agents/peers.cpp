@@ -399,4 +399,8 @@ Clock::time_point Peers::last_heard(Link link) const {
 
 int Peers::num_links() const { return int(impl_->open.size()); }
 
+int Peers::num_closing() const {
+  return int(std::ranges::count_if(impl_->finishing, [](const auto& c) { return !c.expired(); }));
+}
+
 }  // namespace tessera::launcher

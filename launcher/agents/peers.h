@@ -15,20 +15,9 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/agents/address.h"
+
 namespace tessera::launcher {
-
-/// Where an agent can be reached: "node1" or an IPv4 or IPv6 address, and a port.
-struct Address {
-  std::string host;
-  int port = 0;
-  bool operator==(const Address&) const = default;
-};
-
-/// "node1:29500", "[fe80::1]:29500".
-std::string to_string(const Address& address);
-
-/// Names one connection in this process; numbers are not used again.
-using Link = uint64_t;
 
 class Peers {
  public:
@@ -94,6 +83,8 @@ class Peers {
 
   /// How many links are open.
   int num_links() const;
+  /// How many were closed and still have something to send.
+  int num_closing() const;
 
  private:
   struct Impl;

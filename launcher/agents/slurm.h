@@ -14,8 +14,8 @@ struct SlurmStep {
   std::string id;                  // "1234.0": job and step
 };
 
-/// The step of this process; nullopt: it is none's task. Throws UserError where the variables
-/// contradict each other.
+/// The step of this process; nullopt: it is the task of no step. Throws UserError where the
+/// variables contradict each other.
 std::optional<SlurmStep> slurm_step();
 
 /// "node[0-1,3],login" -> node0, node1, node3, login. Throws UserError for what is no such list.

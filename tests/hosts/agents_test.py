@@ -27,11 +27,11 @@ class Agents:
         self.variables = {"TESSERA_JOB_KEY": SECRET, "OMP_NUM_THREADS": "1", **variables}
         self.agents = {}
 
-    def start(self, *numbers, each=None, command=None, **variables):
+    def start(self, *numbers, each=None, command=None, more=(), **variables):
         for k in numbers:
             self.agents[k] = self.hosts[k].start(
                 BIN / "tlaunch", f"--nnodes={len(self.hosts.hosts)}", f"--node-rank={k}", f"--rdzv-endpoint=node0:{PORT}",
-                f"--nproc={each or self.each}", "--join-timeout=60", *self.options, *(command or self.command),
+                f"--nproc={each or self.each}", "--join-timeout=60", *self.options, *more, *(command or self.command),
                 env={**os.environ, **self.variables, **variables},
             )
         return self
@@ -187,6 +187,76 @@ class AgentsTest(unittest.TestCase):
             for k in (0, 1):
                 self.assertIn("told", texts[k])
             self.assertEqual(job.codes(), {0: 143, 1: 143}, texts)
+
+    def test_a_host_that_is_lost_after_its_ranks_ended_well(self):
+        """The job has failed: the other host's ranks could not end."""
+        with Hosts(2) as hosts:
+            job = Agents(hosts, 1, ["--max-restarts=1"], ["bash", "-c", "[ $RANK = 1 ] || { echo ready; exec sleep 100; }"]).start(0, 1)
+            read_until(job.agents[0], "ready")
+            time.sleep(0.7)
+            kill_agent(hosts[1])
+            read_until(job.agents[0], "tlaunch: node 1 (node1) is lost: ")
+            kill_agent(hosts[0], signal.SIGTERM)
+            text = job.agents[0].communicate(timeout=30)[0]
+            self.assertEqual(job.agents[0].returncode, 143, text)
+
+    def test_restarts_are_counted_alike_by_all(self):
+        with Hosts(3) as hosts:
+            job = Agents(hosts, 1, ["--max-restarts=1"], ["bash", "-c", "echo attempt $TESSERA_RESTART_COUNT; exec sleep 100"]).start(0, 1, 2)
+            read_until(job.agents[2], "attempt 0\n")
+            kill_agent(hosts[0])
+            job.agents[0].communicate(timeout=30)
+            job.start(0)
+            read_until(job.agents[0], "attempt 1\n")
+            read_until(job.agents[2], "attempt 1\n")
+            kill_agent(hosts[1])
+            texts = job.ends()
+            self.assertEqual((job.codes()[0], job.codes()[2]), (1, 1), texts)
+
+    def test_stop_signals_that_come_one_after_another(self):
+        """To each host, as a scheduler sends them: ranks have their time."""
+        with Hosts(2) as hosts:
+            script = "trap 'sleep 1.5; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+            job = Agents(hosts, 1, [], ["bash", "-c", script]).start(0, 1)
+            for k in (0, 1):
+                read_until(job.agents[k], "ready")
+            kill_agent(hosts[0], signal.SIGTERM)
+            time.sleep(0.6)
+            kill_agent(hosts[1], signal.SIGTERM)
+            texts = job.ends()
+            for k in (0, 1):
+                self.assertIn("saved", texts[k])
+            self.assertEqual(job.codes(), {0: 143, 1: 143}, texts)
+
+    def test_a_stop_signal_where_ranks_have_ended_stops_those_of_other_hosts(self):
+        for told in (0, 1):
+            with Hosts(2) as hosts:
+                script = f"[ $RANK = {told} ] && exit 0; trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.1; done"
+                job = Agents(hosts, 1, [], ["bash", "-c", script]).start(0, 1)
+                read_until(job.agents[1 - told], "ready")
+                time.sleep(0.7)
+                kill_agent(hosts[told], signal.SIGWINCH)
+                kill_agent(hosts[told], signal.SIGUSR1)
+                kill_agent(hosts[told], signal.SIGTERM)
+                texts = job.ends()
+                self.assertIn("told", texts[1 - told])
+                self.assertEqual(job.codes(), {0: 143, 1: 143}, texts)
+
+    def test_a_rank_that_stays_stopped_after_others_have_ended(self):
+        with Hosts(2) as hosts:
+            job = Agents(hosts, 1, ["--timeout=2"], ["bash", "-c", "[ $RANK = 0 ] || kill -STOP $$"]).start(0, 1)
+            texts = job.ends(timeout=30)
+            self.assertIn("rank 1 was stopped by a signal", texts[1])
+            self.assertEqual(job.codes(), {0: 137, 1: 137}, texts)
+
+    def test_ranks_that_cannot_be_started_on_one_host(self):
+        with Hosts(2) as hosts:
+            job = Agents(hosts, 1, ["--max-restarts=3"], ["bash", "-c", "exec sleep 100"])
+            job.start(0).start(1, more=["--log-dir=/proc/no"])
+            texts = job.ends(timeout=30)
+            self.assertEqual(job.codes(), {0: 1, 1: 1}, texts)
+            for k in (0, 1):
+                self.assertIn("tlaunch: node1: --log-dir: cannot create /proc/no/", texts[k])
 
     def test_what_slurm_sets_is_enough(self):
         """As srun -N2 tlaunch has it, without a flag."""

@@ -49,7 +49,7 @@ TEST(Options, BadValuesAreOneLine) {
 TEST(Options, SeveralNodesNeedANumberAndAPlaceToMeet) {
   expect_refused({"--nnodes", "x", "true"}, "--nnodes x: expected N or MIN:MAX");
   expect_refused({"--nnodes", "1:4", "true"}, "not available yet; use --nnodes 4");
-  expect_refused({"--node-rank", "1", "true"}, "--node-rank 1: expected a number from 0 to 0");
+  expect_refused({"--node-rank", "1", "true"}, "--node-rank 1: give --nnodes too");
   expect_refused({"--nnodes", "2", "true"}, "--nnodes 2: give each host its --node-rank");
   expect_refused({"--nnodes", "2", "--node-rank", "2", "true"},
                  "--node-rank 2: expected a number from 0 to 1");

@@ -33,9 +33,7 @@ struct Recorder : Membership::Outside {
   std::string kept;
 };
 
-Node node(NodeId id) {
-  return {.id = id, .start = id, .host = "host", .addresses = {{"host", int(id)}}};
-}
+Node node(NodeId id) { return {.id = id, .host = "host", .addresses = {{"host", int(id)}}}; }
 
 Generation generation(Ballot ballot, uint64_t number, std::vector<NodeId> ids) {
   Generation g{.ballot = ballot, .number = number};

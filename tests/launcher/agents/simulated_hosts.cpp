@@ -6,6 +6,11 @@
 #include <tuple>
 
 namespace tessera::launcher::test {
+namespace {
+
+constexpr int kPorts = 1000;  // a port says which host it is of
+
+}  // namespace
 
 // One direction of a connection. What is pushed into it arrives in order, unless the receiver has
 // ended the connection.
@@ -23,7 +28,7 @@ struct SimulatedHosts::Agent : Membership::Outside, std::enable_shared_from_this
 
   Link connect(const std::vector<Address>& addresses) override {
     const Link link = ++links;
-    const int to = addresses.front().port;
+    const int port = addresses.front().port, to = port % kPorts;
     auto there = std::make_shared<Pipe>(Pipe{host, to, {}, 0, true, {}, {}});
     auto back = std::make_shared<Pipe>(Pipe{to, host, weak_from_this(), link, true, {}, {}});
     outgoing[link] = there;
@@ -33,7 +38,7 @@ struct SimulatedHosts::Agent : Membership::Outside, std::enable_shared_from_this
     const auto fail = [&w, me, back](const char* why) {
       w.push(back, [why, back](Agent& a, Link l) { a.end_link(l, why); });
     };
-    w.after(w.some_delay(), [&w, me, there, back, fail, to] {
+    w.after(w.some_delay(), [&w, me, there, back, fail, to, port] {
       if (w.cut_[size_t(there->from)][size_t(to)] || w.cut_[size_t(to)][size_t(there->from)])
         return w.after(Time{1000}, [&w, me, back] {
           if (auto a = me.lock(); a && a->alive && back->open) a->end_link(back->link, "no answer");
@@ -41,8 +46,8 @@ struct SimulatedHosts::Agent : Membership::Outside, std::enable_shared_from_this
       auto other = w.agents_[size_t(to)];
       auto mine = me.lock();
       if (!mine || !mine->alive) return;
-      if (!other || !other->alive) {
-        if (other && other->vanished) {
+      if (!other || !other->alive || other->port != port) {
+        if (other && !other->alive && other->vanished) {
           w.after(Time{1000}, [&w, me, back] {
             if (auto a = me.lock(); a && a->alive && back->open)
               a->end_link(back->link, "no answer");
@@ -106,6 +111,7 @@ struct SimulatedHosts::Agent : Membership::Outside, std::enable_shared_from_this
   SimulatedHosts& world;
   const int host;
   bool alive = true, vanished = false;
+  int port = 0;
   std::unique_ptr<Membership> membership;
   Link links = 0;
   std::map<Link, std::shared_ptr<Pipe>> outgoing, incoming;
@@ -158,15 +164,17 @@ void SimulatedHosts::start(int host, const std::string& job) {
   s.min_nodes = settings_.min_nodes, s.max_nodes = settings_.max_nodes;
   s.first = host == 0;
   s.rendezvous = {{"host", 0}};
+  s.run = "run";
+  // All but the first listen at any port, which is another one at each start.
+  agent->port = host + (host ? kPorts * ++starts_ : 0);
   s.heartbeat = Time{100}, s.node_timeout = Time{800};
   const bool kept = settings_.keeps && !disks_[size_t(host)].empty();
   if (!kept) ids_[size_t(host)] = random_() | 1;
   Node self{.id = ids_[size_t(host)],
-            .start = random_(),
             .slot = host,
             .nproc = 2,
             .host = fmt::format("host{}", host),
-            .addresses = {{"host", host}},
+            .addresses = {{"host", agent->port}},
             .job = job};
   agent->membership =
       std::make_unique<Membership>(s, self, kept ? disks_[size_t(host)] : "", *agent, now_);

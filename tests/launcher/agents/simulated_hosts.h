@@ -79,7 +79,8 @@ class SimulatedHosts {
   const SimulatedSettings settings_;
   std::mt19937_64 random_;
   Time now_{0};
-  uint64_t number_ = 0, starts_ = 0;
+  uint64_t number_ = 0;
+  int starts_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::vector<std::shared_ptr<Agent>> agents_;  // by host; nullptr: none has been started
   std::vector<std::string> disks_;
