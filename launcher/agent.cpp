@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -29,6 +28,7 @@
 #include "collectives/store/wire.h"
 #include "core/base/error.h"
 #include "launcher/agents/peers.h"
+#include "launcher/bell.h"
 #include "launcher/console.h"
 #include "launcher/supervisor.h"
 
@@ -61,27 +61,6 @@ enum class Tell : uint8_t {
   kGrace,    // from the leader: a rank has failed, on whatever host
   kLeft,     // from the leader: the first rank has ended well
   kFinish    // from the leader: the job has ended
-};
-
-// A descriptor that can be read while a queue has items.
-class Bell {
- public:
-  Bell() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    TESSERA_CHECK(fd_ >= 0, "eventfd: {}", std::strerror(errno));
-  }
-  ~Bell() { ::close(fd_); }
-  Bell(const Bell&) = delete;
-  Bell& operator=(const Bell&) = delete;
-  int fd() const { return fd_; }
-  void ring() { (void)!::write(fd_, &kOne, sizeof kOne); }
-  void silence() {
-    uint64_t count = 0;
-    (void)!::read(fd_, &count, sizeof count);
-  }
-
- private:
-  static constexpr uint64_t kOne = 1;
-  int fd_;
 };
 
 // What the leader knows of a host's attempt.
