@@ -197,12 +197,11 @@ Agent::Impl::Impl(const AgentOptions& o, const Secret& shared) : options(o), sec
                 links.erase(link);
                 if (loss == Peers::Loss::kStranger && !has_begun && options.node_rank != 0)
                   return finish(
-                      1, fmt::format("tlaunch: {} is no agent with this host's secret ({}): {}; "
-                                     "give all hosts one secret, by --key-file, TESSERA_JOB_KEY or "
-                                     "a copy of ~/.tessera/key\n",
-                                     to_string(options.rendezvous),
-                                     fmt::format("{} from {}", fingerprint(secret), secret.source),
-                                     why));
+                      1, fmt::format("tlaunch: {} is no agent with this host's secret ({} from "
+                                     "{}): {}; give all hosts one secret, by --key-file, "
+                                     "TESSERA_JOB_KEY or a copy of ~/.tessera/key\n",
+                                     to_string(options.rendezvous), fingerprint(secret),
+                                     secret.source, why));
                 membership->lost(link, why, now());
               },
           .turned_away =
@@ -240,6 +239,7 @@ void Agent::Impl::run() {
       io.run();
       return;
     } catch (const std::exception& e) {
+      give(News{.kind = News::Kind::kEnd, .text = e.what()});
       finish(1, fmt::format("tlaunch: the agent of this host failed: {}\n", e.what()));
     }
 }
