@@ -1,3 +1,7 @@
+#ifdef __SANITIZE_THREAD__  // Asio fences what its mutexes order anyway; the sanitizer sees those
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
 #include "launcher/agent.h"
 
 #include <fmt/core.h>
