@@ -52,7 +52,7 @@ const Event kEvents[] = {
     {"another call",
      false,
      {"rank {} called ", "ranks made different calls"},
-     {"rank {} not seen for ", "they wait for each other"}},
+     {"rank {} not seen for "}},
     // Nothing says which card it is. Ranks whose part of the call is done are not held up by it,
     // and miss the rank in a later one.
     {"hang of its card", false, {"not all of its data has come"}, {"rank {} not seen for "}},
