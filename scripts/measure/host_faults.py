@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests" / "hosts"))
 from hosts import Hosts  # noqa: E402
 
 PORT = 29513
-MODEL = ["--model=gpt-nano", "--set=layers=1", "--set=dim=32", "--set=heads=2", "--seq-len=16", "--batch-size=8", "--deterministic"]
+MODEL = ["--model=gpt-nano", "--set=layers=1", "--set=dim=32", "--set=heads=2", "--seq-len=16", "--batch-size=8", "--deterministic", "--logical-batches=8"]
 PATIENCE = 60.0  # seconds within which a step has to follow a kill
 
 
