@@ -1,14 +1,10 @@
 #include "launcher/job.h"
 
 #include <fmt/core.h>
-#include <sys/signalfd.h>
-#include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
 
 #include "collectives/store/environment.h"
-#include "collectives/store/sha256.h"
 #include "collectives/store/tcp_server.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
@@ -200,7 +196,9 @@ int print_plan(const Options& o, const Placement& placement) {
   if (!o.log_dir.empty()) fmt::print("logs: {}/{}/attempt_0\n", o.log_dir, o.run_id);
   std::string command = o.program;
   for (size_t i = 1; i < o.command.size(); ++i) command += " " + o.command[i];
-  World world = world_alone(o, o.port, "(secret)", 0);
+  // The store of several hosts takes any free port.
+  World world = world_alone(o, o.nnodes > 1 ? 0 : o.port, "(secret)", 0);
+  world.mark = "(random)";
   world.size = o.nproc * o.nnodes;
   world.first_rank = o.nproc * o.node_rank;
   world.node = o.node_rank;

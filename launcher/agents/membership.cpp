@@ -443,7 +443,7 @@ void Membership::dismiss(const std::string& why) {
   done_ = true;
 }
 
-// Says who is waited for, and gives up in the end.
+// A node to which nothing happens says whom it waits for, and gives up in the end.
 void Membership::wait_on(Time now) {
   const Time apart = now - apart_since_;
   // A node that has a leader waits for its word.

@@ -88,7 +88,6 @@ void PeerConnection::read() {
 void PeerConnection::on_read(const error_code& e, size_t n) {
   if (closed_) return;
   if (e) return on_failure(e);
-  last_heard_ = std::chrono::steady_clock::now();
   if (step_ != Step::kOpen)
     on_handshake(n);
   else if (!finishing_)  // what comes after finish() is read, since a reset would follow otherwise

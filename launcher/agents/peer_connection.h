@@ -50,7 +50,6 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   void close();
 
   const Endpoint& endpoint() const { return endpoint_; }
-  std::chrono::steady_clock::time_point last_heard() const { return last_heard_; }
 
  private:
   enum class Step { kHello, kAnswer, kProof, kOpen };  // what the other side sends next
@@ -87,7 +86,6 @@ class PeerConnection : public std::enable_shared_from_this<PeerConnection> {
   std::string out_;                // what is being written
   size_t queued_bytes_ = 0;        // of both
   bool writing_ = false, cannot_write_ = false, overflowed_ = false;
-  std::chrono::steady_clock::time_point last_heard_;
 };
 
 }  // namespace tessera::launcher

@@ -392,11 +392,6 @@ void Peers::close(Link link) {
   open.mapped()->finish();
 }
 
-Clock::time_point Peers::last_heard(Link link) const {
-  const auto found = impl_->open.find(link);
-  return found == impl_->open.end() ? Clock::time_point{} : found->second->last_heard();
-}
-
 int Peers::num_links() const { return int(impl_->open.size()); }
 
 int Peers::num_closing() const {

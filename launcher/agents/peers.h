@@ -77,10 +77,6 @@ class Peers {
   /// of it.
   void close(Link link);
 
-  /// When bytes last came over this link, or it was opened; the clock's epoch for a link that is
-  /// not open.
-  std::chrono::steady_clock::time_point last_heard(Link link) const;
-
   /// How many links are open.
   int num_links() const;
   /// How many were closed and still have something to send.

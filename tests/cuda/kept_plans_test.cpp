@@ -129,8 +129,8 @@ TEST_F(CudaKeptPlansCounted, ASecondProcessCompilesNone) {
   EXPECT_EQ(second.bits, first.bits);
   EXPECT_EQ(count(second.text, "library 3,"), 1u) << second.text;
 }
-// Of the engines that are timed, the fastest's plan is kept; here it is neither the first nor the
-// only one.
+// The plan that is kept is that of the engine which was the fastest when all were timed; here the
+// fastest is neither the first engine nor the only one.
 TEST_F(CudaKeptPlansCounted, TheFastestIsKept) {
   const std::string timed = "TESSERA_CUDA_TIME_GRAPHS=1 VGPU_CUDNN_SLOW=11,13";
   const Said first = run(timed), second = run(timed);

@@ -120,12 +120,12 @@ inline Thing unfinished_graph(const std::vector<const Thing*>& ops) {
   g.set(kGraphOps, kTypeDescriptor, static_cast<int64_t>(all.size()), all.data());
   return g;
 }
-/// What the library suggests for a graph.
-inline std::vector<Thing> suggestions(const Thing& graph, const Thing& device,
+/// What the library suggests for a graph; `device` is nullptr where the graph has a handle.
+inline std::vector<Thing> suggestions(const Thing& graph, const Thing* device,
                                       int mode = kHeuristicA) {
   Thing h(kHeuristics);
   h.set(kHeuristicsGraph, graph), h.set_kind(kHeuristicsMode, kTypeHeuristicMode, mode);
-  h.set(kHeuristicsDevice, device);
+  if (device) h.set(kHeuristicsDevice, *device);
   int64_t count = 0;
   std::vector<Thing> all;
   std::vector<Descriptor> places;
@@ -150,7 +150,7 @@ inline Thing unfinished_plan(const Thing& config, const Thing& device) {
 inline int compiling(const Thing& graph, const Thing& device) {
   int good = 0;
   for (int mode : {kHeuristicA, kHeuristicFallback})
-    for (const Thing& config : suggestions(graph, device, mode))
+    for (const Thing& config : suggestions(graph, &device, mode))
       good += unfinished_plan(config, device).finish() == Status::kSuccess;
   return good;
 }

@@ -15,7 +15,7 @@ struct DeviceProfile {
   int64_t multiprocessors = 0, driver = 0;
   bool operator==(const DeviceProfile&) const = default;
 };
-/// Of a description; false where that is none.
+/// Reads the profile of a device from its description; false where `json` is none.
 bool read_profile(std::string_view json, DeviceProfile& profile);
 
 /// Whether the engine compiles code when a plan of this graph is made, as the real library's do
