@@ -68,10 +68,8 @@ std::vector<Node> Membership::choose() const {
     return nodes;
   }
   // Those that were there before go first, then those that came first.
-  std::ranges::sort(there, {}, [&](const Candidate& c) {
-    const int place = before.place_of(c.node.id);
-    return std::pair(place < 0, place < 0 ? c.turn : place);
-  });
+  std::ranges::sort(there, {},
+                    [&](const Candidate& c) { return std::pair(!before.has(c.node.id), c.turn); });
   if (there.size() > most) there.resize(most);
   if (int(there.size()) < settings_.min_nodes) return {};
   // Those that were there keep their places, new ones take those of nodes that are gone, and the

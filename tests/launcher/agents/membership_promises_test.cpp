@@ -128,6 +128,9 @@ TEST_F(Promises, EndWhatIsInForce) {
   open(1), open(2);
   prepare(1, generation({1, 7}, 1, {7, kSelf}), {{}});
   give(1, {.kind = Kind::kCommit, .ballot = {1, 7}});
+  // One that knows no more does not end it.
+  give(2, {.kind = Kind::kLead, .node = node(9), .known = {generation({1, 7}, 1, {7, kSelf})}});
+  EXPECT_EQ(said_to(2), Kind::kRedirect);
   EXPECT_EQ(out.ended, 0);
   prepare(2, generation({2, 8}, 2, {8, kSelf}), {{1, 7}});
   EXPECT_EQ(said_to(2), Kind::kAccept);
@@ -143,6 +146,12 @@ TEST_F(Promises, BindTheLeaderToo) {
   EXPECT_EQ(mine, (Ballot{1, kSelf}));
   prepare(2, generation({1, 30}, 1, {30, kSelf}), {{}, mine});
   EXPECT_EQ(said_to(2), Kind::kReject);
+  const std::string kept = out.kept;
+  out = {};
+  make(true, kept);
+  open(3);
+  prepare(3, generation({1, 30}, 1, {30, kSelf}), {{}, mine});
+  EXPECT_EQ(said_to(3), Kind::kReject);
 }
 
 TEST_F(Promises, AMemberThatAsksToJoinAgainHasLeft) {
